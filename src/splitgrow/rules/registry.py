@@ -1,0 +1,225 @@
+"""How a rule is written and found.
+
+A rule says what an ATen operation does to the layouts of its inputs: which indices it carries,
+which it contracts with a parameter, and which it mixes so that no neuron of them can be split
+alone. An operation without a rule is never guessed: everything that enters it is blocked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Flag, auto
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from splitgrow.capture import place_of, shape_of
+from splitgrow.layout import (
+    ONE,
+    Block,
+    Dims,
+    Layout,
+    MismatchError,
+    block,
+    is_one,
+    position,
+    size_of,
+    unify,
+)
+
+if TYPE_CHECKING:
+    from splitgrow.analysis import Analysis
+
+
+class Trait(Flag):
+    """What is known of an operation as a function of its tensor inputs."""
+
+    NONE = 0
+    POINTWISE = auto()  # entry i of the result depends on the inputs' entries i alone
+    LINEAR = auto()  # affine in all its tensor inputs together
+    PRODUCT = auto()  # linear in each tensor input while the others are held
+    HOMOGENEOUS = auto()  # no constant term: halving the input halves the result
+
+
+Result = Dims | list[Dims]
+Propagate = Callable[["Op"], Result]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One row of the table of supported operations."""
+
+    name: str
+    propagate: Propagate
+    traits: Trait
+
+    @property
+    def summary(self) -> str:
+        """The first line of the rule's docstring."""
+        return (self.propagate.__doc__ or "").strip().splitlines()[0]
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str, traits: Trait = Trait.NONE) -> Callable[[Propagate], Propagate]:
+    """Register a function as the rule of the ATen operations ``names`` (all overloads)."""
+
+    def register(propagate: Propagate) -> Propagate:
+        for name in names:
+            key = name if "::" in name else f"aten::{name}"
+            if key in RULES:
+                raise ValueError(f"{key} has a rule already: {RULES[key].propagate.__name__}")
+            RULES[key] = Rule(key, propagate, traits)
+        return propagate
+
+    return register
+
+
+def find_rule(node: fx.Node) -> Rule | None:
+    """The rule of a node's operation, if there is one."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None:
+        return RULES.get(schema.name)
+    return RULES.get(f"aten::{getattr(node.target, '__name__', node.target)}")
+
+
+class Op:
+    """One node of the graph, as a rule sees it: arguments by name, layouts, and verbs."""
+
+    def __init__(self, node: fx.Node, analysis: Analysis) -> None:
+        self.node = node
+        self.analysis = analysis
+        self.arguments = _bind_arguments(node)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+    @property
+    def place(self) -> str:
+        return place_of(self.node)
+
+    @property
+    def name(self) -> str:
+        schema = getattr(self.node.target, "_schema", None)
+        return schema.name.replace("::", ".") if schema is not None else str(self.node.target)
+
+    @property
+    def inputs(self) -> list[fx.Node]:
+        """The tensors that enter, in order."""
+        return [n for n in self.node.all_input_nodes if n in self.analysis.dims]
+
+    def dims(self, argument: Any) -> Dims:
+        """The layouts of a tensor argument, given by name or as a node."""
+        node = self.arguments[argument] if isinstance(argument, str) else argument
+        found = self.analysis.dims[node]
+        assert isinstance(found, tuple)
+        return found
+
+    def is_tensor(self, argument: Any) -> bool:
+        value = self.arguments.get(argument) if isinstance(argument, str) else argument
+        return isinstance(value, fx.Node) and value in self.analysis.dims
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the (first) result."""
+        value = self.node.meta["val"]
+        return shape_of(value[0] if isinstance(value, list | tuple) else value)
+
+    # ---- verbs --------------------------------------------------------------------------
+
+    def block(self, layouts: Layout | Sequence[Layout], cause: str) -> None:
+        """None of these indices can be split: ``cause`` completes 'features.3 (Softmax): ...'."""
+        reason = Block(self.place, cause)
+        for layout in layouts if isinstance(layouts, list | tuple) else (layouts,):
+            block(layout, reason)
+
+    def unify(self, a: Layout, b: Layout) -> Layout:
+        """Both index the same neurons; where that cannot be, neither can be split."""
+        try:
+            unify(a, b)
+        except MismatchError:
+            self.block([a, b], "groups the same channels in two ways that do not line up")
+        return a
+
+    def broadcast(self, a: Layout, b: Layout) -> Layout:
+        """The layout of one dimension of an element-wise result."""
+        if is_one(a):
+            return b
+        if is_one(b):
+            return a
+        if size_of(a) == size_of(b):
+            return self.unify(a, b)
+        small, large = (a, b) if size_of(a) == 1 else (b, a)
+        self.block(small, "is broadcast, which only a width of 1 allows")
+        return large
+
+    def contract(self, data: fx.Node, index: Layout, weight: fx.Node, columns: Layout) -> None:
+        """Sum over ``index`` of the data times ``columns`` of the weight: the units end here."""
+        if self.analysis.is_weight(data):
+            data, index, weight, columns = weight, columns, data, index
+        if self.analysis.is_weight(weight) and not self.analysis.is_weight(data):
+            self.analysis.consume(self.node, data, weight, columns)  # before the indices merge
+        else:
+            self.block([index, columns], "is contracted with another activation, not a parameter")
+        self.unify(index, columns)
+
+    def normalise(self, *weights: str) -> None:
+        """These parameters are a normalisation's affine: copied to offspring, not moved."""
+        for name in weights:
+            if self.is_tensor(name):
+                self.analysis.mark_affine(self[name])
+
+    def count(self, *factors: Layout | int) -> None:
+        """This operation takes the product of ``factors`` multiply-accumulates."""
+        self.analysis.macs.append((self.node, factors))
+
+    # ---- common results -----------------------------------------------------------------
+
+    def fresh(self, shape: Sequence[int] | None = None) -> Dims:
+        """Positions only: nothing of the inputs' indices is left in these dimensions."""
+        return tuple(position(size) for size in (self.shape if shape is None else shape))
+
+    def replace(self, dims: Dims, start: int) -> Dims:
+        """``dims`` with everything from ``start`` on made fresh; what was there is blocked."""
+        start = start % len(dims)
+        self.block(list(dims[start:]), f"is mixed by {self.name}")
+        return (*dims[:start], *self.fresh(self.shape[start:]))
+
+
+def _bind_arguments(node: fx.Node) -> dict[str, Any]:
+    """Every argument by its name in the schema, defaults filled in."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return {f"arg{i}": arg for i, arg in enumerate(node.args)}
+    bound = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    bound |= {a.name: value for a, value in zip(schema.arguments, node.args, strict=False)}
+    return bound | dict(node.kwargs)
+
+
+def normalise_dims(dims: Any, rank: int) -> list[int]:
+    """Dimensions as non-negative numbers; ``None`` or an empty list means all."""
+    if dims is None or (isinstance(dims, list | tuple) and not dims):
+        return list(range(rank))
+    listed = dims if isinstance(dims, list | tuple) else [dims]
+    return [d % rank for d in listed]
+
+
+def total(layouts: Sequence[Layout]) -> int:
+    """Number of entries of a tensor."""
+    return prod(size_of(layout) for layout in layouts)
+
+
+__all__ = [
+    "ONE",
+    "RULES",
+    "Op",
+    "Rule",
+    "Trait",
+    "find_rule",
+    "normalise_dims",
+    "rule",
+    "total",
+]

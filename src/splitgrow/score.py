@@ -1,0 +1,243 @@
+"""Score: the splitting index and splitting gradient of every neuron (step 2 of Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from splitgrow.capture import Call
+from splitgrow.curvature import Softplus
+from splitgrow.eigen import Eigenpairs, dense, from_dense, lanczos
+from splitgrow.errors import InputError, LossError
+from splitgrow.matrix import SplittingMatrix
+from splitgrow.state import eval_mode
+from splitgrow.tap import Evidence, LossFn, check_batches, check_loss, collect, passes
+from splitgrow.units import Unit, Units, find_units, named_tensors
+
+# Activations of several batches may be kept up to this many bytes, however small one batch is.
+KEEP_AT_LEAST = 256 * 2**20
+# A unit is solved densely when building S takes at most this many multiplications ...
+DENSE_WORK = 3e8
+# ... and its matrices fit into this many numbers.
+DENSE_NUMBERS = 2**26
+
+
+@dataclass(frozen=True)
+class UnitScores:
+    """The splitting indexes and gradients of one unit.
+
+    Attributes:
+        values: (width,) lambda_min of each neuron's splitting matrix.
+        vectors: (width, size) its unit eigenvector, in the order of the unit's parameters.
+        residuals: (width,) || S v - lambda v ||, how far the eigenpair is from exact.
+        scales: (width,) || theta ||, the neuron's own scale.
+    """
+
+    unit: Unit
+    values: Tensor
+    vectors: Tensor
+    residuals: Tensor
+    scales: Tensor
+    method: str
+
+
+class Scores(Mapping[str, UnitScores]):
+    """Scores of a model's units by name; printed, the most promising neurons.
+
+    Attributes:
+        loss: mean loss of the scored batches.
+        samples: how many samples were scored.
+    """
+
+    def __init__(
+        self, units: Units, scores: Mapping[str, UnitScores], loss: float, samples: int
+    ) -> None:
+        self.units = units
+        self._scores = dict(scores)
+        self.loss = loss
+        self.samples = samples
+
+    def __getitem__(self, name: str) -> UnitScores:
+        if name not in self._scores:
+            raise KeyError(f"no unit {name!r}; there are: {', '.join(self._scores)}")
+        return self._scores[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._scores)
+
+    def __len__(self) -> int:
+        return len(self._scores)
+
+    def __str__(self) -> str:
+        from splitgrow.show import scores_table
+
+        return scores_table(self)
+
+    __repr__ = __str__
+
+
+def score(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batches: Iterable[Any],
+    *,
+    units: Units | None = None,
+    steps: int = 8,
+    stand_in: Softplus | None = Softplus(),  # noqa: B008  (frozen)
+    memory: int | None = None,
+) -> Scores:
+    """Compute lambda_min and v_min of every neuron.
+
+    S of a neuron is the mean over the samples of the batches. The model is run in eval mode and
+    with a fixed random state, so two calls give the same answer.
+
+    Args:
+        model: the model that ``units`` were found in; left as it was.
+        loss_fn: ``loss_fn(model, batch)`` gives the mean loss of a batch. It is called with a
+            stand-in that behaves like the model.
+        batches: a list or a loader; it may be read several times.
+        units: what ``find_units`` returned. Left out, they are found from the first batch.
+        steps: Lanczos steps for units too large for a dense solution. 4 rank well, 8 are close
+            to exact for the neurons worth splitting.
+        stand_in: curvature for ReLU and other activations with kinks; ``None`` for none at all.
+        memory: bytes of activations that may be kept while a unit is solved; by default as much
+            as one batch needs, or 256 MiB. With less, the batches are run again more often.
+    """
+    if steps < 1:
+        raise InputError(f"steps: expected at least 1, got {steps}.")
+    check_batches(batches)
+    units = find_units(model, _first_call(model, loss_fn, batches)) if units is None else units
+    units.check(model)
+    placeholders = units.graph.tensors
+    tensors = named_tensors(model)
+    constants = {node: tensors[name].detach() for node, name in placeholders.items()}
+    found: dict[str, UnitScores] = {}
+    waiting: list[Unit] = list(units)
+    loss, samples = 0.0, 0
+    while True:
+        kept, loss, samples = _gather(model, units, waiting, loss_fn, batches, memory)
+        for unit in waiting[: len(kept)]:
+            source = kept.pop(unit.name)  # freed as soon as the unit is solved
+            apply = _Operator(unit, source, constants, stand_in, samples)
+            del source
+            found[unit.name] = _solve(unit, apply, steps, tensors)
+        waiting = [unit for unit in waiting if unit.name not in found]
+        if not waiting:
+            return Scores(units, {u.name: found[u.name] for u in units}, loss, samples)
+
+
+def _first_call(model: nn.Module, loss_fn: LossFn, batches: Iterable[Any]) -> dict[str, Any] | tuple[Any, ...]:
+    """The arguments that loss_fn calls the model with on the first batch."""
+    calls: list[Call] = []
+
+    class Recorder:
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            calls.append(Call(args, kwargs))
+            return model(*args, **kwargs)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(model, name)
+
+    with eval_mode(model), torch.no_grad():
+        for index, batch in enumerate(passes(batches)):
+            check_loss(loss_fn(Recorder(), batch), index)
+            break
+    if not calls:
+        raise LossError("loss_fn did not call the model it was given.")
+    call = calls[0].bound_to(model)
+    return call.args if call.args else call.kwargs
+
+
+def _gather(
+    model: nn.Module,
+    units: Units,
+    waiting: Sequence[Unit],
+    loss_fn: LossFn,
+    batches: Iterable[Any],
+    memory: int | None,
+) -> tuple[dict[str, list[Evidence]], float, int]:
+    """One pass over the batches; the evidence of as many units as the memory holds.
+
+    The last units are dropped, to be scored in a later pass, when the activations of all the
+    batches together grow beyond the limit. The first one is always kept.
+    """
+    active = list(waiting)
+    kept: dict[str, list[Evidence]] = {unit.name: [] for unit in active}
+    total, samples, limit = 0.0, 0, memory
+    for loss, count, evidence in collect(model, units, active, loss_fn, batches):
+        total, samples = total + loss * count, samples + count
+        for unit in active:
+            kept[unit.name] += evidence[unit.name]
+        if limit is None:
+            limit = max(_held(kept), KEEP_AT_LEAST)
+        while len(active) > 1 and _held(kept) > limit:
+            kept.pop(active.pop().name)
+    return kept, total / samples, samples
+
+
+def _held(kept: Mapping[str, list[Evidence]]) -> int:
+    """Bytes of distinct tensors: neighbours share the activations between them."""
+    seen: dict[int, int] = {}
+    for evidences in kept.values():
+        for evidence in evidences:
+            for t in (*evidence.inputs.values(), *evidence.gradients):
+                if isinstance(t, Tensor):
+                    seen[t.data_ptr()] = t.numel() * t.element_size()
+    return sum(seen.values())
+
+
+class _Operator:
+    """S of a unit over all batches: the mean over samples."""
+
+    def __init__(
+        self,
+        unit: Unit,
+        evidence: list[Evidence],
+        constants: dict[fx.Node, Tensor],
+        stand_in: Softplus | None,
+        samples: int,
+    ) -> None:
+        self.terms = []
+        while evidence:  # each batch's g is freed as its matrix is made
+            batch = evidence.pop(0)
+            matrix = SplittingMatrix(unit, batch, constants, stand_in)
+            self.terms.append((batch.samples / samples, matrix))
+
+    @property
+    def is_zero(self) -> bool:
+        return all(matrix.is_zero for _, matrix in self.terms)
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        total = torch.zeros_like(vectors)
+        for weight, matrix in self.terms:
+            total += weight * matrix(vectors)
+        return total
+
+
+def _solve(unit: Unit, apply: _Operator, steps: int, tensors: dict[str, Tensor]) -> UnitScores:
+    theta = unit.vectors(tensors).detach()
+    n, d = theta.shape
+    if apply.is_zero:
+        vectors = torch.zeros_like(theta)
+        vectors[:, 0] = 1
+        pairs, method = Eigenpairs(theta.new_zeros(n), vectors, theta.new_zeros(n)), "zero"
+    elif _is_small(unit, apply, steps, d):
+        pairs, method = from_dense(dense(apply, n, d, theta)), "dense"
+    else:
+        generator = torch.Generator().manual_seed(0)
+        start = torch.randn(n, d, generator=generator, dtype=torch.float64)
+        start = start.to(theta.device, theta.dtype)
+        pairs, method = lanczos(apply, start, steps), "lanczos"
+    return UnitScores(unit, pairs.values, pairs.vectors, pairs.residuals, theta.norm(dim=1), method)
+
+
+def _is_small(unit: Unit, apply: _Operator, steps: int, d: int) -> bool:
+    """Is building S no dearer than Lanczos, or cheap anyway?"""
+    if d <= 2 * steps:
+        return True
+    work = sum(matrix.work for _, matrix in apply.terms) * d
+    return work <= DENSE_WORK and unit.width * d * d <= DENSE_NUMBERS

@@ -1,0 +1,74 @@
+"""Tables for people: what a value looks like when it is printed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from splitgrow.score import Scores
+    from splitgrow.units import Units
+
+
+def render(*renderables: object, width: int = 100) -> str:
+    """Rich tables as plain text."""
+    console = Console(width=width, record=False, force_terminal=False, color_system=None)
+    with console.capture() as captured:
+        for item in renderables:
+            console.print(item)
+    return captured.get().rstrip()
+
+
+def units_table(units: Units) -> str:
+    """What can be split, by how many parameters per neuron; what cannot, and why."""
+    table = Table(title=f"{len(units)} units can be split", title_justify="left")
+    table.add_column("unit")
+    table.add_column("neurons", justify="right")
+    table.add_column("parameters each", justify="right")
+    table.add_column("made of")
+    table.add_column("read by")
+    for unit in units:
+        read_by = ", ".join(dict.fromkeys(s.name for s in unit.consumers))
+        made_of = ", ".join(unit.parameters)
+        table.add_row(unit.name, str(unit.width), str(unit.size), made_of, read_by)
+    if not units.skipped:
+        return render(table)
+    other = Table(title=f"{len(units.skipped)} cannot", title_justify="left")
+    other.add_column("where")
+    other.add_column("why")
+    for skipped in units.skipped:
+        other.add_row(skipped.name, skipped.reason)
+    return render(table, other)
+
+
+def scores_table(scores: Scores, most: int = 10) -> str:
+    """The neurons with the most negative splitting index, and a line for each unit."""
+    table = Table(
+        title=f"splitting indexes on {scores.samples} samples, mean loss {scores.loss:.4g}",
+        title_justify="left",
+    )
+    for header in ("unit", "neurons", "lambda < 0", "smallest lambda", "its neuron"):
+        table.add_column(header, justify="left" if header == "unit" else "right")
+    for name, found in scores.items():
+        best = int(found.values.argmin())
+        table.add_row(
+            name,
+            str(len(found.values)),
+            str(int((found.values < 0).sum())),
+            f"{found.values[best].item():.3e}",
+            str(best),
+        )
+    ranked = sorted(
+        (value, name, k)
+        for name, found in scores.items()
+        for k, value in enumerate(found.values.tolist())
+        if value < 0
+    )
+    top = Table(title="most promising neurons", title_justify="left")
+    for header in ("unit", "neuron", "lambda", "residual"):
+        top.add_column(header, justify="left" if header == "unit" else "right")
+    for value, name, k in ranked[:most]:
+        top.add_row(name, str(k), f"{value:.3e}", f"{scores[name].residuals[k].item():.1e}")
+    return render(table, top) if ranked else render(table)

@@ -1,0 +1,322 @@
+"""Units: the families of neurons that a model has, and what each is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import overload
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from splitgrow.analysis import INPUT, Analysis, analyse
+from splitgrow.capture import Call, ExampleInputs, Graph, capture
+from splitgrow.errors import InputError, PlanError
+from splitgrow.layout import Axis, Layout, leaves, owners, resolve
+from splitgrow.subgraph import Subgraph, trace_subgraph
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """Where one tensor of the model meets a unit: dimension ``dim`` of ``name``."""
+
+    name: str
+    dim: int
+    positions: Tensor  # (width, m)  the entries of that dimension that belong to each neuron
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """The neurons' slices of the tensor, (width, ...): one row per neuron."""
+        moved = tensor.movedim(self.dim, 0)
+        if not self.is_whole(moved.shape[0]):
+            moved = moved[self.positions.reshape(-1).to(tensor.device)]
+        return moved.reshape(len(self.positions), -1)
+
+    def place(self, rows: Tensor, shape: Sequence[int]) -> Tensor:
+        """A tensor of ``shape`` with ``rows`` at the neurons' entries and zeros elsewhere."""
+        moved = [shape[self.dim], *shape[: self.dim], *shape[self.dim + 1 :]]
+        if self.is_whole(moved[0]):
+            return rows.reshape(moved).movedim(0, self.dim)
+        out = rows.new_zeros(moved)
+        index = self.positions.reshape(-1).to(rows.device)
+        out[index] = rows.reshape(len(index), *moved[1:])
+        return out.movedim(0, self.dim)
+
+    def is_whole(self, size: int) -> bool:
+        """Do the neurons take up the whole dimension, in order?"""
+        return self._ordered and self.positions.numel() == size
+
+    @cached_property
+    def _ordered(self) -> bool:
+        flat = self.positions.reshape(-1)
+        return bool((flat == torch.arange(len(flat))).all())
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """A family of ``width`` interchangeable neurons with ``size`` parameters each.
+
+    Attributes:
+        name: path of the module of the first parameter, e.g. ``features.3``.
+        width: number of neurons (the paper's n).
+        size: parameters per neuron (d), normalisation affines not counted.
+        theta: the parameters that make up a neuron, in the order of its vector.
+        copies: tensors copied to the offspring: normalisation affines, running statistics.
+        consumers: the weights whose columns read the neuron, and are halved in a split.
+    """
+
+    name: str
+    width: int
+    size: int
+    theta: tuple[Slot, ...]
+    copies: tuple[Slot, ...]
+    consumers: tuple[Slot, ...]
+    axis: Axis = field(repr=False)
+    subgraph: Subgraph = field(repr=False)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters of a neuron, in the order of its vector."""
+        return tuple(slot.name for slot in self.theta)
+
+    def vectors(self, tensors: dict[str, Tensor]) -> Tensor:
+        """theta of every neuron, (width, size)."""
+        return torch.cat([slot.rows(tensors[slot.name]) for slot in self.theta], dim=1)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A family of neurons that cannot be split, and why."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+class Units(Sequence[Unit]):
+    """The units of a model, in order of execution; printed, a table.
+
+    Attributes:
+        skipped: what cannot be split, each with ``name`` and ``reason``.
+    """
+
+    def __init__(
+        self, units: Iterable[Unit], skipped: Iterable[Skipped], analysis: Analysis
+    ) -> None:
+        self._units = tuple(units)
+        self.skipped = tuple(skipped)
+        self.analysis = analysis
+
+    @overload
+    def __getitem__(self, key: int | str) -> Unit: ...
+    @overload
+    def __getitem__(self, key: slice) -> Sequence[Unit]: ...
+    def __getitem__(self, key: int | str | slice) -> Unit | Sequence[Unit]:
+        """By number, or by name."""
+        if not isinstance(key, str):
+            return self._units[key]
+        for unit in self._units:
+            if unit.name == key:
+                return unit
+        raise KeyError(f"no unit {key!r}; there are: {', '.join(u.name for u in self._units)}")
+
+    def __len__(self) -> int:
+        return len(self._units)
+
+    def __iter__(self) -> Iterator[Unit]:
+        return iter(self._units)
+
+    @property
+    def graph(self) -> Graph:
+        return self.analysis.graph
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every parameter and buffer when the units were found."""
+        shape = self.analysis.shape
+        return {name: shape(node) for node, name in self.graph.tensors.items()}
+
+    @cached_property
+    def layouts(self) -> dict[str, tuple[Layout, ...]]:
+        """The layout of each dimension of every parameter and buffer."""
+        dims = self.analysis.dims
+        return {n: tuple(resolve(d) for d in dims[p]) for p, n in self.graph.tensors.items()}
+
+    def check(self, model: nn.Module) -> None:
+        """Raise unless the model still has the shapes that these units were found in."""
+        found = {name: tuple(t.shape) for name, t in named_tensors(model).items()}
+        for name, shape in self.shapes.items():
+            if found.get(name) != shape:
+                now = f"has shape {found[name]}" if name in found else "is missing"
+                raise PlanError(
+                    f"{name} had shape {shape} when the units were found and now {now}: the model "
+                    "is another one, or it has been split since. Call find_units again."
+                )
+
+    def __str__(self) -> str:
+        from splitgrow.show import units_table
+
+        return units_table(self)
+
+    __repr__ = __str__
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer by name, under each of its names."""
+    named: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    return named | dict(model.named_buffers(remove_duplicate=False))
+
+
+def find_units(
+    model: nn.Module, example_inputs: ExampleInputs, *, exclude: Iterable[str] = ()
+) -> Units:
+    """Find what can be split in a model.
+
+    The model is traced in eval mode and each index is followed from the parameters that make it
+    to the weights that consume it. Each unit found is then tried: one neuron is duplicated on a
+    copy of the model, which must compute the same outputs, or the unit is skipped.
+
+    Args:
+        model: any module that ``torch.export`` can trace; it is left as it was.
+        example_inputs: a tuple of positional inputs, a dict of keyword inputs, or one tensor.
+        exclude: names of units to leave alone.
+    """
+    from splitgrow.trial import try_units
+
+    graph = capture(model, Call.from_example(example_inputs))
+    analysis = analyse(graph, model)
+    units, skipped = _collect(analysis, model)
+    found = Units(units, skipped, analysis)
+    return try_units(model, _without(found, exclude))
+
+
+def _without(units: Units, exclude: Iterable[str]) -> Units:
+    names = [exclude] if isinstance(exclude, str) else list(exclude)
+    known = {unit.name for unit in units} | {s.name for s in units.skipped}
+    for name in names:
+        if name not in known:
+            raise InputError(f"exclude: no unit is called {name!r}; there are {sorted(known)}.")
+    kept = [unit for unit in units if unit.name not in names]
+    left_out = [Skipped(u.name, "left out by exclude=") for u in units if u.name in names]
+    return Units(kept, [*left_out, *units.skipped], units.analysis)
+
+
+@dataclass
+class _Parts:
+    """The slots of one axis while they are collected."""
+
+    theta: list[tuple[fx.Node, Slot]] = field(default_factory=list)
+    copies: list[Slot] = field(default_factory=list)
+    consumers: list[Slot] = field(default_factory=list)
+
+
+def _collect(analysis: Analysis, model: nn.Module) -> tuple[list[Unit], list[Skipped]]:
+    carried = {a for n in analysis.graph.nodes if n not in analysis.weights
+               for dims in (*analysis.several.get(n, ()), analysis.dims.get(n, ()))
+               for layout in dims for a in leaves(layout)}  # fmt: skip
+    units: list[Unit] = []
+    blocked: dict[str, str] = {}  # path -> reason
+    for axis, parts in _parts_by_axis(analysis, model).items():
+        if not parts.theta or axis not in carried:
+            continue
+        name = _unique_name(parts.theta[0][1], {unit.name for unit in units})
+        unit, reason = _make_unit(analysis, axis, parts, name)
+        if unit is not None:
+            units.append(unit)
+        elif reason is not None:
+            for _, slot in parts.theta:
+                blocked.setdefault(_path(slot.name), reason)
+    split = {_path(slot.name) for unit in units for slot in unit.theta}
+    skipped = [Skipped(path, _short(reason, path)) for path, reason in blocked.items()
+               if path not in split]  # fmt: skip
+    return units, skipped
+
+
+def _path(tensor: str) -> str:
+    """The module that a tensor belongs to, or its own name at the root of the model."""
+    return tensor.rpartition(".")[0] or tensor
+
+
+def _short(reason: str, path: str) -> str:
+    """A reason without the place where that is the skipped module itself."""
+    place, _, cause = reason.partition(": ")
+    return cause if place.split(" (")[0] == path else reason
+
+
+def _parts_by_axis(analysis: Analysis, model: nn.Module) -> dict[Axis, _Parts]:
+    """For each axis the tensors that meet it, in order of execution."""
+    tensors = named_tensors(model)
+    found: dict[Axis, _Parts] = {}
+    for node in _by_use(analysis.graph):
+        name = analysis.graph.tensors[node]
+        for dim, layout in enumerate(analysis.dims[node]):
+            for axis in dict.fromkeys(leaves(layout)):
+                parts = found.setdefault(axis, _Parts())
+                slot = Slot(name, dim, _positions(layout, axis))
+                moves = isinstance(tensors[name], nn.Parameter) and tensors[name].requires_grad
+                if (node, dim) in analysis.consumed:
+                    parts.consumers.append(slot)
+                elif node in analysis.affine or not moves:
+                    parts.copies.append(slot)
+                else:
+                    parts.theta.append((node, slot))
+    first = {node: i for i, node in enumerate(_by_use(analysis.graph))}
+    ordered = sorted(
+        found.items(), key=lambda item: min((first[n] for n, _ in item[1].theta), default=0)
+    )
+    return dict(ordered)
+
+
+def _by_use(graph: Graph) -> list[fx.Node]:
+    """Parameters and buffers in the order in which the forward pass first uses them."""
+    order: dict[fx.Node, None] = {}
+    for node in graph.nodes:
+        for used in node.all_input_nodes:
+            if used in graph.tensors:
+                order.setdefault(used)
+    return list(order)
+
+
+def _positions(layout: Layout, axis: Axis) -> Tensor:
+    belongs = owners(layout, axis)
+    order = np.argsort(belongs, kind="stable")[int((belongs < 0).sum()) :]
+    return torch.from_numpy(order.reshape(axis.size, -1))
+
+
+def _unique_name(slot: Slot, taken: set[str]) -> str:
+    path = _path(slot.name)
+    if path not in taken:
+        return path
+    flat = slot.positions.reshape(-1)
+    named = f"{path}[{int(flat.min())}:{int(flat.max()) + 1}]"
+    return named if named not in taken else f"{slot.name}.{slot.dim}"
+
+
+def _make_unit(
+    analysis: Analysis, axis: Axis, parts: _Parts, name: str
+) -> tuple[Unit | None, str | None]:
+    """A unit, or the reason why there is none (no reason: not a family of neurons at all)."""
+    if any(reason.position or reason is INPUT for reason in axis.blocks):
+        return None, None
+    if axis.blocks:
+        return None, str(axis.blocks[0])
+    theta = tuple(slot for _, slot in parts.theta)
+    if len({slot.name for slot in theta}) < len(theta):
+        return None, "two dimensions of one parameter carry the same neurons"
+    subgraph = trace_subgraph(analysis, axis, tuple(node for node, _ in parts.theta))
+    if isinstance(subgraph, str):
+        return None, subgraph
+    sizes = {name: analysis.shape(node) for node, name in analysis.graph.tensors.items()}
+    size = sum(
+        int(np.prod(sizes[s.name])) // sizes[s.name][s.dim] * s.positions.shape[1] for s in theta
+    )
+    unit = Unit(
+        name, axis.size, size, theta, tuple(parts.copies), tuple(parts.consumers), axis, subgraph
+    )
+    return unit, None
+
+
+__all__ = ["Skipped", "Slot", "Unit", "Units", "find_units", "named_tensors"]
