@@ -51,6 +51,7 @@ class Analysis:
     consumed: set[tuple[fx.Node, int]] = field(default_factory=set)  # (parameter, dimension)
     affine: set[fx.Node] = field(default_factory=set)
     macs: list[tuple[fx.Node, tuple[Layout | int, ...]]] = field(default_factory=list)
+    channels: list[tuple[str, Layout]] = field(default_factory=list)  # of each normalising module
     unknown: dict[str, str] = field(default_factory=dict)  # operation without rule -> place
 
     # ---- what rules ask and say -----------------------------------------------------------

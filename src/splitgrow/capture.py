@@ -60,7 +60,8 @@ class Call:
 
     def tensors(self) -> list[Tensor]:
         """The tensors among the arguments, nested ones included."""
-        return [leaf for leaf in _leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
+        leaves = pytree.tree_leaves((self.args, self.kwargs))
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     @property
     def samples(self) -> int:
@@ -70,12 +71,38 @@ class Call:
     def with_batch_of_two(self) -> Call:
         """Every leading dimension of size 1 doubled: ``torch.export`` would freeze a 1."""
 
-        def double(leaf: Any) -> Any:
-            single = isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[0] == 1
-            return torch.cat([leaf, leaf]) if single else leaf
+        def double(tensor: Tensor) -> Tensor:
+            return torch.cat([tensor] * 2) if tensor.ndim and tensor.shape[0] == 1 else tensor
 
-        args, kwargs = pytree.tree_map(double, (self.args, self.kwargs))
-        return Call(args, kwargs)
+        return self.with_tensors([double(tensor) for tensor in self.tensors()])
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Call:
+        """The same call with other tensors in the places of its own."""
+        leaves, spec = pytree.tree_flatten((self.args, self.kwargs))
+        fresh = iter(tensors)
+        filled = [next(fresh) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        return Call(*pytree.tree_unflatten(filled, spec))
+
+    def describe(self) -> str:
+        """The arguments in short, tensors by their shapes."""
+        def short(leaf: Any) -> Any:
+            return f"tensor{tuple(leaf.shape)}" if isinstance(leaf, Tensor) else leaf
+
+        args, kwargs = pytree.tree_map(short, (self.args, self.kwargs))
+        return ", ".join([*map(str, args), *(f"{k}={v}" for k, v in kwargs.items())])
+
+    def to(self, device: torch.device) -> Call:
+        """The same call with its tensors on a device."""
+        return self.with_tensors([tensor.to(device) for tensor in self.tensors()])
+
+    def like(self, other: Call) -> bool:
+        """Do two calls differ in nothing but the tensors?"""
+        mine, spec = pytree.tree_flatten((self.args, self.kwargs))
+        theirs, other_spec = pytree.tree_flatten((other.args, other.kwargs))
+        return spec == other_spec and all(
+            isinstance(b, Tensor) if isinstance(a, Tensor) else a == b
+            for a, b in zip(mine, theirs, strict=True)
+        )
 
 
 def _by_name(bound: inspect.BoundArguments) -> dict[str, Any]:
@@ -86,10 +113,6 @@ def _by_name(bound: inspect.BoundArguments) -> dict[str, Any]:
         else:
             named[name] = value
     return named
-
-
-def _leaves(tree: Any) -> list[Any]:
-    return pytree.tree_leaves(tree)
 
 
 @dataclasses.dataclass
@@ -152,15 +175,17 @@ def _shallow_copy(value: Any, fields: dict[str, Any]) -> Any:
 
 
 class _Traced(nn.Module):
-    """What is handed to ``torch.export``: the user's model with its output taken apart."""
+    """What is handed to ``torch.export``: the model as a function of a list of tensors."""
 
-    def __init__(self, model: nn.Module, structure: _Structure) -> None:
+    def __init__(self, model: nn.Module, call: Call, structure: _Structure) -> None:
         super().__init__()
         self.model = model
+        self.call = call
         self.structure = structure
 
-    def forward(self, *args: Any, **kwargs: Any) -> list[Tensor]:
-        return self.structure.flatten(self.model(*args, **kwargs))
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        call = self.call.with_tensors(tensors)
+        return self.structure.flatten(self.model(*call.args, **call.kwargs))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,48 +195,52 @@ class Graph:
     Attributes:
         nodes: operations in order of execution, without inputs and output.
         tensors: placeholder -> name of the parameter or buffer in the model.
+        parameters: names of those tensors that are parameters.
         constants: placeholder -> tensor that the forward pass makes itself.
-        inputs: placeholders of the model's inputs, in flattened order.
+        inputs: placeholders of the model's input tensors, in flattened order.
         outputs: nodes that the model returns, in flattened order.
         example: the call that the graph was captured with.
+        batch: number of samples that the shapes in the graph stand for.
     """
 
     nodes: tuple[fx.Node, ...]
     tensors: dict[fx.Node, str]
+    parameters: tuple[str, ...]
     constants: dict[fx.Node, Any]
     inputs: tuple[fx.Node, ...]
     outputs: tuple[Any, ...]
     structure: _Structure
     example: Call
-    in_spec: Any
+    batch: int
 
-    def flatten_call(self, call: Call) -> list[Any]:
-        """The call's arguments in the order of :attr:`inputs`, checked against the example."""
-        leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
-        if spec != self.in_spec:
+    def flatten_call(self, call: Call) -> list[Tensor]:
+        """The call's tensors in the order of :attr:`inputs`, checked against the example."""
+        if not self.example.like(call):
             raise InputError(
-                "loss_fn called the model with arguments of another structure than "
-                f"example_inputs.\n  example_inputs: {self.in_spec}\n  loss_fn: {spec}\n"
+                "loss_fn called the model with other arguments than example_inputs had.\n"
+                f"  example_inputs: {self.example.describe()}\n  loss_fn: {call.describe()}\n"
                 "Give find_units an example as loss_fn calls it."
             )
-        return leaves
+        return call.tensors()
 
 
 def capture(model: nn.Module, example: Call) -> Graph:
     """Export the model in eval mode, with a batch size that may vary where the model allows it."""
     example = example.bound_to(model)
     with eval_mode(model):
-        program, structure = _export(model, example)
+        program, structure, batch = _export(model, example)
     signature = program.graph_signature
     tensors: dict[fx.Node, str] = {}
     constants: dict[fx.Node, Any] = {}
     inputs: list[fx.Node] = []
+    parameters: list[str] = []
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     for node, spec in zip(placeholders, signature.input_specs, strict=True):
         if spec.kind is InputKind.USER_INPUT:
             inputs.append(node)
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
             tensors[node] = spec.target.removeprefix("model.")
+            parameters += [tensors[node]] if spec.kind is InputKind.PARAMETER else []
         else:
             constants[node] = program.constants.get(spec.target)
     (output,) = (node for node in program.graph.nodes if node.op == "output")
@@ -219,42 +248,37 @@ def capture(model: nn.Module, example: Call) -> Graph:
     return Graph(
         nodes=tuple(n for n in program.graph.nodes if n.op not in ("placeholder", "output")),
         tensors=tensors,
+        parameters=tuple(parameters),
         constants=constants,
         inputs=tuple(inputs),
         outputs=tuple(node for node, spec in returned if spec.kind is OutputKind.USER_OUTPUT),
         structure=structure,
         example=example,
-        in_spec=pytree.tree_structure((example.args, example.kwargs)),
+        batch=batch,
     )
 
 
-def _export(model: nn.Module, example: Call) -> tuple[torch.export.ExportedProgram, _Structure]:
+def _export(model: nn.Module, example: Call) -> tuple[torch.export.ExportedProgram, _Structure, int]:
     """Try a varying batch first, then the example exactly as it is."""
     failure: Exception | None = None
     for call, dynamic in ((example.with_batch_of_two(), True), (example, False)):
         structure = _Structure()
-        traced = _Traced(model, structure).train(model.training)
-        shapes = _batch_shapes(call) if dynamic else None
+        traced = _Traced(model, call, structure).train(model.training)
+        tensors = call.tensors()
+        batch = [{0: torch.export.Dim.AUTO} if t.ndim else None for t in tensors]
+        shapes = {"tensors": batch} if dynamic else None
         try:
             with warnings.catch_warnings(), _quiet(), torch.no_grad():
                 warnings.simplefilter("ignore")
                 program = torch.export.export(
-                    traced, call.args, call.kwargs, dynamic_shapes=shapes, strict=False
+                    traced, (tensors,), dynamic_shapes=shapes, strict=False
                 )
                 # No decomposition: this only makes in-place operations functional.
-                return program.run_decompositions({}), structure
+                return program.run_decompositions({}), structure, call.samples
         except Exception as error:  # export raises whatever the model's own code raises
             failure = failure or error
     assert failure is not None
     raise CaptureError(_explain(failure)) from failure
-
-
-def _batch_shapes(call: Call) -> dict[str, Any]:
-    def batch(leaf: Any) -> Any:
-        return {0: torch.export.Dim.AUTO} if isinstance(leaf, Tensor) and leaf.ndim else None
-
-    args, kwargs = pytree.tree_map(batch, (call.args, call.kwargs))
-    return {"args": args, "kwargs": kwargs}
 
 
 @contextlib.contextmanager
@@ -300,6 +324,17 @@ def shape_of(value: Any) -> tuple[int, ...]:
 def as_int(size: Any) -> int:
     """A size of the graph as the number it had in the example."""
     return size if isinstance(size, int) else int(size.node.hint)
+
+
+def output_tensors(output: Any) -> list[Tensor]:
+    """The tensors in a model's output, in a fixed order."""
+    return _Structure().flatten(output)
+
+
+def path_of(node: fx.Node) -> str:
+    """The path of the module that a node was traced in."""
+    place = place_of(node).split(" (")[0]
+    return "" if place == "the model" else place
 
 
 def place_of(node: fx.Node) -> str:

@@ -34,27 +34,27 @@ class Softplus:
 
     def __call__(self, x: Tensor) -> Tensor:
         """softplus_beta''(x), the smoothed derivative of a unit step."""
-        s = torch.sigmoid(self.beta * x)
-        return self.beta * s * (1 - s)
+        s = (self.beta * x).sigmoid_()
+        return torch.addcmul(s, s, s, value=-1).mul_(self.beta)
 
 
-Kinks = Callable[..., list[tuple[float, Any]]]
+Kinks = list[tuple[Any, Any]]  # (place, jump of the slope)
 
 
-def _hardtanh(low: float = -1.0, high: float = 1.0) -> list[tuple[float, Any]]:
+def _hardtanh(low: float = -1.0, high: float = 1.0) -> Kinks:
     return [(low, 1.0), (high, -1.0)]
 
 
-def _clamp(low: float | None = None, high: float | None = None) -> list[tuple[float, Any]]:
+def _clamp(low: float | None = None, high: float | None = None) -> Kinks:
     return [(t, j) for t, j in ((low, 1.0), (high, -1.0)) if isinstance(t, int | float)]
 
 
-def _shrink(lambd: float = 0.5) -> list[tuple[float, Any]]:
+def _shrink(lambd: float = 0.5) -> Kinks:
     return [(-lambd, -1.0), (lambd, 1.0)]
 
 
-# Operation -> the kinks (place, jump of the slope), from its arguments after the first.
-KINKS: dict[str, Kinks] = {
+# Operation -> its kinks, from its arguments after the first.
+KINKS: dict[str, Callable[..., Kinks]] = {
     "aten::relu": lambda: [(0.0, 1.0)],
     "aten::relu6": lambda: [(0.0, 1.0), (6.0, -1.0)],
     "aten::leaky_relu": lambda slope=0.01: [(0.0, 1.0 - slope)],
@@ -72,22 +72,30 @@ KINKS: dict[str, Kinks] = {
     "aten::hardswish": lambda: [(-3.0, -0.5), (3.0, -0.5)],
     "aten::abs": lambda: [(0.0, 2.0)],
 }
+# Between its kinks each of them is linear, but for these.
+CURVED_BETWEEN = {"aten::hardswish", "aten::prelu", "aten::_prelu_kernel"}
 
 
-def kink_curvature(node: fx.Node, args: tuple[Any, ...], stand_in: Softplus | None) -> Any:
-    """The curvature that the stand-in adds at ``args[0]``, or None where there is no kink."""
+def kinks_of(node: fx.Node, args: tuple[Any, ...]) -> Kinks:
+    """The kinks of a node's operation at its argument values; none if it is smooth."""
     schema = getattr(node.target, "_schema", None)
-    kinks = KINKS.get(schema.name) if schema is not None else None
-    if kinks is None or stand_in is None:
+    found = KINKS.get(schema.name) if schema is not None else None
+    if found is None:
+        return []
+    rest = [_slope_like(a, args[0]) if isinstance(a, Tensor) else a for a in args[1:]]
+    renamed = {"min": "low", "max": "high", "min_val": "low", "max_val": "high",
+               "negative_slope": "slope"}  # fmt: skip
+    return found(*rest, **{renamed.get(k, k): v for k, v in node.kwargs.items()})
+
+
+def kink_curvature(x: Tensor, kinks: Kinks, stand_in: Softplus | None) -> Tensor | None:
+    """The curvature that the stand-in puts at ``x``, or None where there are no kinks."""
+    if stand_in is None or not kinks:
         return None
-    x = args[0]
-    rest = [_slope_like(a, x) if isinstance(a, Tensor) else a for a in args[1:]]
-    kwargs = {k: v for k, v in node.kwargs.items() if not isinstance(v, fx.Node)}
-    found = kinks(*rest, **{{"min": "low", "max": "high"}.get(k, k): v for k, v in kwargs.items()})
-    total = torch.zeros_like(x)
-    for place, jump in found:
-        total = total + jump * stand_in(x - place)
-    return total
+    terms = [stand_in(x - place if place else x).mul_(jump) for place, jump in kinks]
+    for term in terms[1:]:
+        terms[0].add_(term)
+    return terms[0]
 
 
 def _slope_like(slope: Tensor, x: Tensor) -> Tensor:
@@ -95,6 +103,46 @@ def _slope_like(slope: Tensor, x: Tensor) -> Tensor:
     if slope.ndim == 1 and x.ndim > 1 and slope.numel() > 1:
         slope = slope.reshape(-1, *(1,) * (x.ndim - 2))
     return slope.detach()
+
+
+@dataclass(frozen=True)
+class Jet:
+    """A pointwise function of x at one point: value, slope and curvature (None: no curvature)."""
+
+    value: Tensor
+    slope: Tensor
+    curvature: Tensor | None
+
+    def then(self, value: Tensor, slope: Tensor, curvature: Tensor | None) -> Jet:
+        """Followed by a function with this value, slope and curvature: the chain rule."""
+        bent = None
+        if curvature is not None:
+            bent = curvature.mul_(self.slope * self.slope)
+        if self.curvature is not None:
+            carried = self.curvature * slope
+            bent = carried if bent is None else bent.add_(carried)
+        return Jet(value, slope * self.slope, bent)
+
+
+def apply_to_jet(
+    node: fx.Node, function: Callable[..., Tensor], args: tuple[Any, ...], jet: Jet,
+    stand_in: Softplus | None,
+) -> Jet:  # fmt: skip
+    """A unary pointwise operation applied to a jet; ``args`` are the node's, ``jet.value`` first."""
+    kinks = kinks_of(node, args)
+    with torch.enable_grad():
+        at = jet.value.detach().requires_grad_()
+        value = function(*[at if a is jet.value else a for a in args])
+        flat = bool(kinks) and node.target._schema.name not in CURVED_BETWEEN
+        (slope,) = torch.autograd.grad(value, at, torch.ones_like(value), create_graph=not flat)
+        curved = None
+        if slope.requires_grad:
+            ones = torch.ones_like(value)
+            (curved,) = torch.autograd.grad(slope, at, ones, allow_unused=True)
+    added = kink_curvature(at.detach(), kinks, stand_in)
+    if curved is not None and added is not None:
+        curved = curved + added
+    return jet.then(value.detach(), slope.detach(), added if curved is None else curved.clone())
 
 
 class Quadratic(Function):
@@ -126,9 +174,3 @@ class _Slope(Function):
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
         bent, d = ctx.saved_tensors
         return outer * d, outer * bent, None, None
-
-
-def bend(y: Tensor, curvature: Tensor) -> Callable[[Tensor], Tensor]:
-    """Add curvature to a value without changing it or its slope."""
-    zeros = torch.zeros_like(curvature)
-    return lambda x: y + Quadratic.apply(x, zeros, zeros, curvature)

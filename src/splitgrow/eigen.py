@@ -53,30 +53,36 @@ def lanczos(apply: Matvec, start: Tensor, steps: int) -> Eigenpairs:
     """
     n, d = start.shape
     steps = min(steps, d)
-    basis = start.new_zeros(steps, n, d)
+    basis = start.new_zeros(n, steps, d)
     alpha = torch.zeros(n, steps, dtype=torch.float64, device=start.device)
     beta = torch.zeros(n, steps, dtype=torch.float64, device=start.device)
     q = start / start.norm(dim=1, keepdim=True)
     alive = torch.ones(n, dtype=torch.bool, device=start.device)
     for j in range(steps):
-        basis[j] = q
+        basis[:, j] = q
         w = apply(q)
-        alpha[:, j] = (q.double() * w.double()).sum(dim=1)
-        for _ in range(2):  # once is not enough in floating point, twice is
-            overlap = torch.einsum("jnd,nd->jn", basis[: j + 1], w)
-            w = w - torch.einsum("jnd,jn->nd", basis[: j + 1], overlap)
-        norm = w.double().norm(dim=1)
+        w, overlap = _orthogonalise(w, basis[:, : j + 1])
+        alpha[:, j] = overlap[:, j]
+        if steps > 16:  # rounding adds up: a long run needs a second pass
+            w, _ = _orthogonalise(w, basis[:, : j + 1])
+        norm = w.norm(dim=1)
         scale = alpha.abs().amax(dim=1) + beta.abs().amax(dim=1)
         # Below this the Krylov space is invariant: what is left of w is rounding.
         alive = alive & (norm > _noise(start.dtype, d) * scale)
-        beta[:, j] = torch.where(alive, norm, 0.0)
-        q = torch.where(alive[:, None], w / norm.clamp_min(1e-300).to(w.dtype)[:, None], 0.0)
+        beta[:, j] = torch.where(alive, norm.double(), 0.0)
+        q = w.mul_((alive / norm.clamp_min(1e-30))[:, None])
     return _ritz(basis, alpha, beta)
 
 
+def _orthogonalise(w: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """w without its parts in ``basis`` (n, j, d), and the coefficients (n, j) of those parts."""
+    overlap = torch.bmm(basis, w[:, :, None])
+    return torch.baddbmm(w[:, None], overlap.mT, basis, alpha=-1)[:, 0], overlap[:, :, 0]
+
+
 def _ritz(basis: Tensor, alpha: Tensor, beta: Tensor) -> Eigenpairs:
-    steps, n, _ = basis.shape
-    used = basis.double().norm(dim=2).T > 0.5  # (n, steps)
+    n, steps, _ = basis.shape
+    used = basis.norm(dim=2) > 0.5
     scale = alpha.abs().amax(dim=1, keepdim=True) + beta.abs().amax(dim=1, keepdim=True)
     diagonal = torch.where(used, alpha, 3 * scale + 1)  # an empty direction is never the smallest
     tridiagonal = torch.diag_embed(diagonal)
@@ -85,11 +91,11 @@ def _ritz(basis: Tensor, alpha: Tensor, beta: Tensor) -> Eigenpairs:
         tridiagonal += torch.diag_embed(off, offset=1) + torch.diag_embed(off, offset=-1)
     values, vectors = torch.linalg.eigh(tridiagonal)
     smallest = vectors[:, :, 0]  # (n, steps)
-    vector = torch.einsum("jnd,nj->nd", basis, smallest.to(basis.dtype))
+    vector = torch.bmm(smallest.to(basis.dtype)[:, None], basis)[:, 0]
     vector = vector / vector.norm(dim=1, keepdim=True)
     last = used.long().sum(dim=1, keepdim=True) - 1
     tail = (beta.gather(1, last) * smallest.gather(1, last)).squeeze(1).abs()
-    value = _without_noise(values[:, 0], scale.squeeze(1), basis[0])
+    value = _without_noise(values[:, 0], scale.squeeze(1), basis)
     return Eigenpairs(value.to(basis.dtype), _oriented(vector), tail.to(basis.dtype))
 
 

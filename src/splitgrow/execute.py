@@ -12,6 +12,21 @@ from torch import Tensor, fx
 aten = torch.ops.aten
 
 
+BATCH_NORM = aten._native_batch_norm_legit_no_training.default
+
+
+def batch_norm_affine(
+    x: Tensor, w: Tensor | None, b: Tensor | None, mean: Tensor, var: Tensor, _: float, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Inference batch norm as ``x * scale + shift``, shaped to broadcast."""
+    scale = torch.rsqrt(var + eps)
+    if w is not None:
+        scale = scale * w
+    shift = -mean * scale if b is None else b - mean * scale
+    shape = (1, -1, *(1,) * (x.ndim - 2))
+    return scale.reshape(shape), shift.reshape(shape)
+
+
 def _batch_norm(
     x: Tensor, w: Tensor | None, b: Tensor | None, mean: Tensor, var: Tensor, _: float, eps: float
 ) -> tuple[Tensor, None, None]:
@@ -21,7 +36,7 @@ def _batch_norm(
 # Operations that are run as something else. Inference batch norm has no derivative of its own in
 # ATen. A detach would hide a path from g, which must be the total derivative.
 REPLACED: dict[Any, Callable[..., Any]] = {
-    aten._native_batch_norm_legit_no_training.default: _batch_norm,
+    BATCH_NORM: _batch_norm,
     aten.detach.default: lambda x: x,
 }
 

@@ -17,15 +17,26 @@ the body's gradient, which costs no further forward pass.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from splitgrow.curvature import Quadratic, Softplus, kink_curvature
-from splitgrow.execute import REPLACED, run_node, run_nodes
-from splitgrow.rules import Trait, find_rule
+from splitgrow.convolution import as_convolution
+from splitgrow.capture import shape_of
+from splitgrow.curvature import (
+    Jet,
+    Quadratic,
+    Softplus,
+    apply_to_jet,
+    kink_curvature,
+    kinks_of,
+)
+from splitgrow.execute import BATCH_NORM, REPLACED, batch_norm_affine, run_node, run_nodes
+from splitgrow.rules import Trait, elementwise, find_rule
 from splitgrow.subgraph import Head
 from splitgrow.tap import Evidence
 from splitgrow.units import Unit
@@ -43,26 +54,30 @@ class SplittingMatrix:
         closed_form: bool = True,
     ) -> None:
         self._unit = unit
+        evidence = _arranged(evidence)
         self._constants = constants | evidence.inputs
         graph = unit.subgraph
         with torch.enable_grad():
             self._theta = {p: constants[p].detach().requires_grad_() for p in graph.theta}
             self._heads = [(head, self._run_head(head, self._theta)) for head in graph.heads]
-            leaves = {head.node: z.detach().requires_grad_() for head, z in self._heads}
-            leaves |= {p: self._theta[p] for p in graph.direct}
             body = Body(unit, self._constants, evidence, stand_in)
-            self._variables = tuple(leaves.values())
-            self._gradient = body.gradient(leaves)
             self._diagonal: Tensor | None = None
+            self._gradient: tuple[Tensor, ...] = ()
+            self._variables: tuple[Tensor, ...] = ()
             if graph.diagonal and closed_form:
-                self._diagonal = self._curvature()
-                self._gradient = ()  # frees the body's graph
+                ((head, z),) = self._heads
+                self._diagonal = body.diagonal(head.node, z.detach())
+            else:
+                leaves = {head.node: z.detach().requires_grad_() for head, z in self._heads}
+                leaves |= {p: self._theta[p] for p in graph.direct}
+                self._variables = tuple(leaves.values())
+                self._gradient = body.gradient(leaves)
 
     @property
     def work(self) -> int:
-        """Multiplications of one product, roughly: parameters times the places they are used."""
-        places = max((v.numel() // v.shape[-1] for v in self._variables if v.ndim), default=1)
-        return self._unit.width * self._unit.size * max(places // self._unit.width, 1)
+        """Multiplications of one product, roughly: parameters of a neuron times its places."""
+        held = (*self._variables, *(z for _, z in self._heads))
+        return self._unit.size * max((v.numel() for v in held), default=0)
 
     @property
     def is_zero(self) -> bool:
@@ -78,17 +93,10 @@ class SplittingMatrix:
             moved = [self._run_head(head, tangents) for head, _ in self._heads]
             direct = [tangents[p] for p in self._unit.subgraph.direct]
         if self._diagonal is not None:
-            pushed: Sequence[Tensor | None] = [self._diagonal.mul(moved[0])]
+            pushed: Sequence[Tensor | None] = [moved[0].mul_(self._diagonal)]
         else:
             pushed = self._hessian([*moved, *direct])
         return self._join(self._pull(pushed))
-
-    def _curvature(self) -> Tensor | None:
-        """C = the body's diagonal Hessian: its product with a vector of ones."""
-        if not any(g.requires_grad for g in self._gradient):
-            return None
-        (z,) = self._variables
-        return torch.autograd.grad(self._gradient, z, torch.ones_like(z), allow_unused=True)[0]
 
     def _hessian(self, tangents: list[Tensor]) -> Sequence[Tensor | None]:
         pairs = [(g, t) for g, t in zip(self._gradient, tangents, strict=True) if g.requires_grad]
@@ -132,10 +140,9 @@ class SplittingMatrix:
         """Rows of (width, size) as tensors of the parameters' shapes."""
         out, start = {}, 0
         for placeholder, slot in zip(self._unit.subgraph.theta, self._unit.theta, strict=True):
-            shape = self._theta[placeholder].shape
-            size = shape.numel() // shape[slot.dim] * slot.positions.shape[1]
-            out[placeholder] = slot.place(vectors[:, start : start + size], shape)
-            start += size
+            end = start + self._unit.slot_size(slot)
+            out[placeholder] = slot.place(vectors[:, start:end], self._theta[placeholder].shape)
+            start = end
         return out
 
     def _join(self, tensors: dict[fx.Node, Tensor | None]) -> Tensor:
@@ -145,7 +152,22 @@ class SplittingMatrix:
             if found is None:
                 found = torch.zeros_like(self._theta[placeholder])
             rows.append(slot.rows(found))
-        return torch.cat(rows, dim=1).detach()
+        return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+
+
+def _arranged(evidence: Evidence) -> Evidence:
+    """Images with their channels last, in which CPU convolutions take up to half the time."""
+
+    def arrange(value: Any) -> Any:
+        image = isinstance(value, Tensor) and value.ndim == 4 and value.device.type == "cpu"
+        large = image and value.shape[2] * value.shape[3] >= 512  # below, the weights' cost counts
+        return value.contiguous(memory_format=torch.channels_last) if large else value
+
+    return Evidence(
+        {node: arrange(value) for node, value in evidence.inputs.items()},
+        tuple(arrange(g) for g in evidence.gradients),
+        evidence.samples,
+    )
 
 
 class Body:
@@ -166,7 +188,7 @@ class Body:
 
     def gradient(self, leaves: dict[fx.Node, Tensor]) -> tuple[Tensor, ...]:
         """dF/dleaf for each leaf, itself differentiable."""
-        live = dict(leaves)
+        live: dict[fx.Node, Any] = dict(leaves)
         for chain in self._chains(live):
             live[chain[-1]] = self._run_chain(chain, live)
         terms = [
@@ -182,6 +204,44 @@ class Body:
         )
         pairs = zip(found, leaves.values(), strict=True)
         return tuple(torch.zeros_like(leaf) if g is None else g for g, leaf in pairs)
+
+    def diagonal(self, z: fx.Node, value: Tensor) -> Tensor | None:
+        """C, the Hessian of F over z, where each entry of z goes its own way.
+
+        For one activation y = f(z) followed by linear maps, C = f''(z) * dF/dy. In any other
+        case C is the product of the Hessian with a vector of ones.
+        """
+        chains = self._chains({z: value})
+        rest = [node for chain in chains[1:] for node in chain]
+        if not (chains and self._only_input(chains[0][0], {z: value}) is z
+                and all(z not in n.all_input_nodes for n in rest)
+                and all(_is_linear(n) for n in rest)):  # fmt: skip
+            return self._diagonal_by_ones(z, value)
+        jet = self._jet(chains[0], z, value)
+        if jet.curvature is None:
+            return None
+        end = chains[0][-1]
+        y = jet.value.requires_grad_()
+        live: dict[fx.Node, Any] = {end: y}
+        if not rest and len(self._graph.edges) == 1:
+            (g,) = self._evidence.gradients
+            return None if g is None else jet.curvature.mul_(g)
+        for node in rest:
+            live[node] = self._run(node, live)
+        ends = [live[data] for _, data in self._graph.edges]
+        pairs = [(t, g) for t, g in zip(ends, self._evidence.gradients, strict=True)
+                 if g is not None]  # fmt: skip
+        if not pairs:
+            return None
+        found = torch.autograd.grad([t for t, _ in pairs], y, [g for _, g in pairs])
+        return jet.curvature.mul_(found[0])
+
+    def _diagonal_by_ones(self, z: fx.Node, value: Tensor) -> Tensor | None:
+        leaf = value.requires_grad_()
+        (gradient,) = self.gradient({z: leaf})
+        if not gradient.requires_grad:
+            return None
+        return torch.autograd.grad(gradient, leaf, torch.ones_like(leaf), allow_unused=True)[0]
 
     def _chains(self, leaves: dict[fx.Node, Tensor]) -> list[list[fx.Node]]:
         """The body's nodes, with runs of unary pointwise functions put together."""
@@ -211,31 +271,45 @@ class Body:
     def _run_chain(self, chain: list[fx.Node], live: dict[fx.Node, Any]) -> Any:
         """A unary pointwise function by its value, slope and curvature; anything else as it is."""
         source = self._only_input(chain[0], live)
-        if source is None:
-            return self._run_all(chain, live)
-        x = live[source]
-        at = x.detach().requires_grad_()
-        y = self._run_all(chain, {source: at})
-        if not isinstance(y, Tensor) or y.shape != x.shape:
-            return self._run_all(chain, live)
-        (d,) = torch.autograd.grad(y.sum(), at, create_graph=True)
-        c = torch.autograd.grad(d.sum(), at, allow_unused=True)[0] if d.requires_grad else None
-        if c is None:  # affine
-            return self._run_all(chain, live)
-        return Quadratic.apply(x, y.detach(), d.detach(), c)
-
-    def _only_input(self, node: fx.Node, live: dict[fx.Node, Any]) -> fx.Node | None:
-        """The live tensor that a unary pointwise operation works on."""
-        inputs = [n for n in node.all_input_nodes if n in live and (node, n) not in self._edge_set]
-        if len(inputs) == 1 and _is_pointwise(node) and isinstance(live[inputs[0]], Tensor):
-            return inputs[0]
-        return None
-
-    def _run_all(self, chain: list[fx.Node], live: dict[fx.Node, Any]) -> Any:
+        if source is not None:
+            x = live[source]
+            jet = self._jet(chain, source, x.detach())
+            if jet.curvature is not None:
+                return Quadratic.apply(x, jet.value, jet.slope, jet.curvature)
         env = dict(live)
         for node in chain:
             env[node] = self._run(node, env)
         return env[chain[-1]]
+
+    def _only_input(self, node: fx.Node, live: dict[fx.Node, Any]) -> fx.Node | None:
+        """The live tensor that a unary pointwise operation works on, its shape kept."""
+        inputs = [n for n in node.all_input_nodes if n in live and (node, n) not in self._edge_set]
+        if len(inputs) != 1 or not _is_pointwise(node) or not isinstance(live[inputs[0]], Tensor):
+            return None
+        value = node.meta["val"]
+        shape = shape_of(value[0] if isinstance(value, list | tuple) else value)
+        return inputs[0] if shape == shape_of(inputs[0].meta["val"]) else None
+
+    def _jet(self, chain: list[fx.Node], source: fx.Node, x: Tensor) -> Jet:
+        jet = Jet(x, x.new_ones(()), None)
+        with torch.no_grad():
+            for node in chain:
+                jet = self._jet_step(node, source, jet)
+                source = node
+        return jet
+
+    def _jet_step(self, node: fx.Node, source: fx.Node, jet: Jet) -> Jet:
+        if node.target is operator.getitem:
+            return jet
+        args = fx.map_arg(node.args, lambda n: jet.value if n is source else self._constants[n])
+        if node.target is BATCH_NORM:
+            scale, shift = batch_norm_affine(*args)
+            return jet.then(torch.addcmul(shift, jet.value, scale), scale, None)
+        if _is_copy(node):
+            return jet
+        kwargs = fx.map_arg(node.kwargs, lambda n: self._constants[n])
+        function = partial(_function_of(node), **kwargs)
+        return apply_to_jet(node, function, args, jet, self._stand_in)
 
     def _run(self, node: fx.Node, live: dict[fx.Node, Any]) -> Any:
         """A node's value, with the stand-in's curvature where it has a kink."""
@@ -246,15 +320,31 @@ class Body:
 
         args = fx.map_arg(node.args, lookup)
         kwargs = fx.map_arg(node.kwargs, lookup)
-        y = REPLACED.get(node.target, node.target)(*args, **kwargs)
-        if not (isinstance(args[0], Tensor) and args[0].requires_grad):
+        y = _function_of(node)(*args, **kwargs)
+        if not (args and isinstance(args[0], Tensor) and args[0].requires_grad):
             return y
         with torch.no_grad():
-            bent = kink_curvature(node, args, self._stand_in)
+            bent = kink_curvature(args[0], kinks_of(node, args), self._stand_in)
         if bent is None:
             return y
         flat = torch.zeros_like(bent)
         return y + Quadratic.apply(args[0], flat, flat, bent)
+
+
+def _function_of(node: fx.Node) -> Any:
+    return as_convolution(node) or REPLACED.get(node.target, node.target)
+
+
+def _is_copy(node: fx.Node) -> bool:
+    found = find_rule(node)
+    return found is not None and found.propagate is elementwise.copy
+
+
+def _is_linear(node: fx.Node) -> bool:
+    found = find_rule(node)
+    return found is not None and (
+        bool(found.traits & Trait.LINEAR) or found.name == "aten::getitem"
+    )
 
 
 def _is_pointwise(node: fx.Node) -> bool:

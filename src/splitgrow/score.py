@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from splitgrow.capture import Call
 from splitgrow.curvature import Softplus
 from splitgrow.eigen import Eigenpairs, dense, from_dense, lanczos
-from splitgrow.errors import InputError, LossError
+from splitgrow.errors import InputError
 from splitgrow.matrix import SplittingMatrix
-from splitgrow.state import eval_mode
-from splitgrow.tap import Evidence, LossFn, check_batches, check_loss, collect, passes
+from splitgrow.tap import Evidence, LossFn, collect
 from splitgrow.units import Unit, Units, find_units, named_tensors
+from splitgrow.view import check_batches, first_call
 
+LANCZOS_STEPS = 8
 # Activations of several batches may be kept up to this many bytes, however small one batch is.
 KEEP_AT_LEAST = 256 * 2**20
 # A unit is solved densely when building S takes at most this many multiplications ...
-DENSE_WORK = 3e8
+DENSE_WORK = 2e7
 # ... and its matrices fit into this many numbers.
 DENSE_NUMBERS = 2**26
 
@@ -86,7 +86,7 @@ def score(
     batches: Iterable[Any],
     *,
     units: Units | None = None,
-    steps: int = 8,
+    steps: int | None = None,
     stand_in: Softplus | None = Softplus(),  # noqa: B008  (frozen)
     memory: int | None = None,
 ) -> Scores:
@@ -101,16 +101,19 @@ def score(
             stand-in that behaves like the model.
         batches: a list or a loader; it may be read several times.
         units: what ``find_units`` returned. Left out, they are found from the first batch.
-        steps: Lanczos steps for units too large for a dense solution. 4 rank well, 8 are close
-            to exact for the neurons worth splitting.
+        steps: Lanczos steps for every unit with more parameters per neuron than that. By default
+            units are solved exactly where that is cheap, and with 8 steps elsewhere: close to
+            exact for the neurons worth splitting.
         stand_in: curvature for ReLU and other activations with kinks; ``None`` for none at all.
         memory: bytes of activations that may be kept while a unit is solved; by default as much
             as one batch needs, or 256 MiB. With less, the batches are run again more often.
     """
-    if steps < 1:
+    if steps is not None and steps < 1:
         raise InputError(f"steps: expected at least 1, got {steps}.")
     check_batches(batches)
-    units = find_units(model, _first_call(model, loss_fn, batches)) if units is None else units
+    if units is None:
+        call = first_call(model, loss_fn, batches)
+        units = find_units(model, call.args or call.bound_to(model).kwargs)
     units.check(model)
     placeholders = units.graph.tensors
     tensors = named_tensors(model)
@@ -128,28 +131,6 @@ def score(
         waiting = [unit for unit in waiting if unit.name not in found]
         if not waiting:
             return Scores(units, {u.name: found[u.name] for u in units}, loss, samples)
-
-
-def _first_call(model: nn.Module, loss_fn: LossFn, batches: Iterable[Any]) -> dict[str, Any] | tuple[Any, ...]:
-    """The arguments that loss_fn calls the model with on the first batch."""
-    calls: list[Call] = []
-
-    class Recorder:
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            calls.append(Call(args, kwargs))
-            return model(*args, **kwargs)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(model, name)
-
-    with eval_mode(model), torch.no_grad():
-        for index, batch in enumerate(passes(batches)):
-            check_loss(loss_fn(Recorder(), batch), index)
-            break
-    if not calls:
-        raise LossError("loss_fn did not call the model it was given.")
-    call = calls[0].bound_to(model)
-    return call.args if call.args else call.kwargs
 
 
 def _gather(
@@ -212,32 +193,35 @@ class _Operator:
         return all(matrix.is_zero for _, matrix in self.terms)
 
     def __call__(self, vectors: Tensor) -> Tensor:
-        total = torch.zeros_like(vectors)
-        for weight, matrix in self.terms:
-            total += weight * matrix(vectors)
+        weight, matrix = self.terms[0]
+        total = matrix(vectors).mul_(weight)
+        for weight, matrix in self.terms[1:]:
+            total.add_(matrix(vectors), alpha=weight)
         return total
 
 
-def _solve(unit: Unit, apply: _Operator, steps: int, tensors: dict[str, Tensor]) -> UnitScores:
+def _solve(
+    unit: Unit, apply: _Operator, steps: int | None, tensors: dict[str, Tensor]
+) -> UnitScores:
     theta = unit.vectors(tensors).detach()
     n, d = theta.shape
     if apply.is_zero:
         vectors = torch.zeros_like(theta)
         vectors[:, 0] = 1
         pairs, method = Eigenpairs(theta.new_zeros(n), vectors, theta.new_zeros(n)), "zero"
-    elif _is_small(unit, apply, steps, d):
+    elif d <= steps if steps is not None else _is_small(unit, apply, d):
         pairs, method = from_dense(dense(apply, n, d, theta)), "dense"
     else:
         generator = torch.Generator().manual_seed(0)
-        start = torch.randn(n, d, generator=generator, dtype=torch.float64)
-        start = start.to(theta.device, theta.dtype)
-        pairs, method = lanczos(apply, start, steps), "lanczos"
+        start = torch.randn(d, generator=generator, dtype=torch.float64)
+        start = start.to(theta.device, theta.dtype).expand(n, d)  # any one direction does for all
+        pairs, method = lanczos(apply, start, steps or LANCZOS_STEPS), "lanczos"
     return UnitScores(unit, pairs.values, pairs.vectors, pairs.residuals, theta.norm(dim=1), method)
 
 
-def _is_small(unit: Unit, apply: _Operator, steps: int, d: int) -> bool:
+def _is_small(unit: Unit, apply: _Operator, d: int) -> bool:
     """Is building S no dearer than Lanczos, or cheap anyway?"""
-    if d <= 2 * steps:
+    if d <= 2 * LANCZOS_STEPS:
         return True
     work = sum(matrix.work for _, matrix in apply.terms) * d
     return work <= DENSE_WORK and unit.width * d * d <= DENSE_NUMBERS

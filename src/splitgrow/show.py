@@ -8,7 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from splitgrow.plan import SplitPlan
     from splitgrow.score import Scores
+    from splitgrow.split import Receipt
     from splitgrow.units import Units
 
 
@@ -72,3 +74,38 @@ def scores_table(scores: Scores, most: int = 10) -> str:
     for value, name, k in ranked[:most]:
         top.add_row(name, str(k), f"{value:.3e}", f"{scores[name].residuals[k].item():.1e}")
     return render(table, top) if ranked else render(table)
+
+
+def plan_table(plan: SplitPlan) -> str:
+    """How many neurons of which units, and the strongest of each."""
+    table = Table(title=f"plan: split {len(plan)} neurons", title_justify="left")
+    for header in ("unit", "split", "of", "smallest lambda", "neurons"):
+        table.add_column(header, justify="left" if header in ("unit", "neurons") else "right")
+    for name, neurons in plan.chosen.items():
+        listed = ", ".join(map(str, neurons[:12])) + (", ..." if len(neurons) > 12 else "")
+        smallest = min(e.lambda_ for e in plan if e.unit == name)
+        width = str(plan.units[name].width)
+        table.add_row(name, str(len(neurons)), width, f"{smallest:.3e}", listed)
+    return render(table)
+
+
+def receipt_table(receipt: Receipt) -> str:
+    """Widths before and after, and the change of loss that was predicted and measured."""
+    table = Table(title=f"split {len(receipt.offspring)} neurons", title_justify="left")
+    for header in ("unit", "before", "after"):
+        table.add_column(header, justify="left" if header == "unit" else "right")
+    for name, (before, after) in receipt.widths.items():
+        table.add_row(name, str(before), str(after))
+    facts = Table(show_header=False, box=None)
+    facts.add_row("parameters", f"{receipt.params[0]:,} -> {receipt.params[1]:,}")
+    facts.add_row("parity", f"{receipt.parity:.1e}  (largest change of an output at step 0)")
+    kind = "of each neuron's length" if receipt.searched else "absolute"
+    facts.add_row("step", f"{receipt.step:.3g}  ({kind})")
+    facts.add_row("predicted change of loss", f"{receipt.predicted:+.3e}")
+    if receipt.measured is not None and receipt.loss is not None:
+        after = receipt.loss + receipt.measured
+        facts.add_row(
+            "measured change of loss",
+            f"{receipt.measured:+.3e}  ({receipt.loss:.6g} -> {after:.6g})",
+        )
+    return render(table, facts)

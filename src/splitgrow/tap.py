@@ -18,8 +18,9 @@ from torch import Tensor, fx, nn
 from splitgrow.capture import Call, Graph
 from splitgrow.errors import InputError, LossError
 from splitgrow.execute import run_node
-from splitgrow.state import eval_mode, seeded
+from splitgrow.state import eval_mode
 from splitgrow.units import Unit, Units, named_tensors
+from splitgrow.view import ModelView, check_loss, passes
 
 LossFn = Callable[[Any, Any], Tensor]
 Edge = tuple[fx.Node, fx.Node]
@@ -46,30 +47,23 @@ class _Record:
 
     kept: dict[fx.Node, Any]
     taps: dict[Edge, Tensor]
-    samples: int
 
 
-class TappedModel:
-    """Behaves like the model it stands for; running it records what scoring needs.
-
-    Attributes of the model are passed through, so that a loss function may read them.
-    """
+class TappedModel(ModelView):
+    """Behaves like the model it stands for; running it records what scoring needs."""
 
     def __init__(self, model: nn.Module, graph: Graph, units: Sequence[Unit]) -> None:
-        self._model = model
+        super().__init__(model)
         self._graph = graph
         self._edges = {edge for unit in units for edge in unit.subgraph.edges}
         self._keep = {node for unit in units for node in unit.subgraph.inputs}
         self._last_use = _last_uses(graph)
         self.records: list[_Record] = []
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call = Call(args, kwargs).bound_to(self._model)
-        env = placeholder_values(self._model, self._graph, call)
-        record = _Record({}, {}, call.samples)
+    def run(self, call: Call) -> Any:
+        """The captured graph on the call's tensors."""
+        env = placeholder_values(self._model, self._graph, call.bound_to(self._model))
+        record = _Record({}, {})
         for node in self._graph.nodes:
             value = _run_captured(node, lambda n, at=node: self._read(env, record, at, n))
             env[node] = value
@@ -125,33 +119,6 @@ def _last_uses(graph: Graph) -> dict[fx.Node, list[fx.Node]]:
     return drop
 
 
-def passes(batches: Iterable[Any]) -> Iterator[Any]:
-    """The batches once more, in the same order as every other time; never none of them."""
-    check_batches(batches)
-    empty = True
-    with seeded():
-        for batch in batches:
-            empty = False
-            yield batch
-    if empty:
-        raise InputError("batches: there are none. Give at least one batch to score on.")
-
-
-def check_batches(batches: Iterable[Any]) -> None:
-    """A list or a loader, not something that can be read only once."""
-    if not isinstance(batches, Iterable):
-        raise InputError(
-            f"batches: expected a list of batches or a DataLoader, got {type(batches).__name__}."
-        )
-    if isinstance(batches, Iterator):
-        raise InputError(
-            "batches: a generator can be read only once, and every split reads the batches "
-            "several times. Give a list, batches=list(batches), or a DataLoader."
-        )
-    if isinstance(batches, Tensor):
-        raise InputError("batches: got a single tensor. Give a list of batches: [tensor].")
-
-
 def collect(
     model: nn.Module, units: Units, wanted: Sequence[Unit], loss_fn: LossFn, batches: Iterable[Any]
 ) -> Iterator[tuple[float, int, dict[str, list[Evidence]]]]:
@@ -161,33 +128,10 @@ def collect(
             tapped = TappedModel(model, units.graph, wanted)
             with torch.enable_grad():
                 loss = check_loss(loss_fn(tapped, batch), index)
-                if not tapped.records:
-                    raise LossError(
-                        "loss_fn did not call the model it was given. It must compute the loss "
-                        "with its first argument: loss_fn(model, batch) -> scalar tensor."
-                    )
+                samples = tapped.samples
                 gradients = _backward(model, loss, tapped.records, index)
-            yield (
-                loss.item(),
-                tapped.records[0].samples,
-                {unit.name: _evidence(unit, tapped.records, gradients) for unit in wanted},
-            )
-
-
-def check_loss(loss: Any, index: int) -> Tensor:
-    """The loss of batch ``index`` as a finite scalar tensor."""
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise LossError(
-            f"loss_fn must return the mean loss of a batch as a scalar tensor, got {got}. "
-            "Average it: loss.mean()."
-        )
-    if not torch.isfinite(loss):
-        raise LossError(
-            f"the loss of batch {index} is {loss.item()}. Scores of such a model mean nothing: "
-            "look for a division by zero or a learning rate that is too high, and train on."
-        )
-    return loss
+            found = [(r, g, samples) for r, g in zip(tapped.records, gradients, strict=True)]
+            yield loss.item(), samples, {u.name: _evidence(u, found) for u in wanted}
 
 
 def _backward(
@@ -218,13 +162,13 @@ def _warn_of_direct_use(index: int, names: list[str]) -> None:
 
 
 def _evidence(
-    unit: Unit, records: list[_Record], gradients: list[dict[Edge, Tensor | None]]
+    unit: Unit, found: list[tuple[_Record, dict[Edge, Tensor | None], int]]
 ) -> list[Evidence]:
     return [
         Evidence(
             inputs={n: record.kept[n] for n in unit.subgraph.inputs if n in record.kept},
-            gradients=tuple(found.get(edge) for edge in unit.subgraph.edges),
-            samples=records[0].samples,
+            gradients=tuple(gradients.get(edge) for edge in unit.subgraph.edges),
+            samples=samples,
         )
-        for record, found in zip(records, gradients, strict=True)
+        for record, gradients, samples in found
     ]

@@ -1,1 +1,78 @@
-def try_units(model, units): return units
+"""Try each unit before it is offered: duplicate one neuron on a copy, compare the outputs.
+
+A model may fix a size in its code (``x.view(-1, 400)``, ``x[:, :16]``) where no graph can tell.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from splitgrow.capture import Call, output_tensors
+from splitgrow.state import Undo, eval_mode, seeded
+from splitgrow.surgery import plan_regrowth, regrow
+from splitgrow.units import Skipped, Unit, Units
+
+
+def run(model: nn.Module, call: Call) -> list[Tensor]:
+    """The model's output tensors in eval mode, with a fixed random state."""
+    device = next((t.device for t in model.parameters()), torch.device("cpu"))
+    call = call.to(device)
+    with eval_mode(model), seeded(), torch.no_grad():
+        return output_tensors(model(*call.args, **call.kwargs))
+
+
+def largest_change(before: list[Tensor], after: list[Tensor]) -> float:
+    """The largest absolute difference between two outputs of the same model."""
+    if [t.shape for t in before] != [t.shape for t in after]:
+        return float("inf")
+    changes = [(a.double() - b.double()).abs().max().item()
+               for a, b in zip(before, after, strict=True) if a.numel()]  # fmt: skip
+    return max(changes, default=0.0)
+
+
+def tolerance(outputs: list[Tensor]) -> float:
+    """What rounding alone may change in outputs of this size."""
+    scale = max((t.double().abs().max().item() for t in outputs if t.numel()), default=1.0)
+    kinds = [t.dtype for t in outputs if t.dtype.is_floating_point]
+    eps = max((torch.finfo(kind).eps for kind in kinds), default=1e-7)
+    return 1e3 * eps * max(scale, 1.0)
+
+
+def try_units(model: nn.Module, units: Units) -> Units:
+    """The units that pass; those that do not are skipped, with what happened."""
+    if not len(units):
+        return units
+    try:
+        trial = copy.deepcopy(model)
+    except Exception:  # noqa: BLE001  (whatever a user's class raises: the split itself checks too)
+        return units
+    before = run(trial, units.graph.example)
+    good: list[Unit] = []
+    bad: list[Skipped] = []
+    for unit in units:
+        fault = _fault(trial, units, unit, before)
+        if fault is None:
+            good.append(unit)
+        else:
+            bad.append(Skipped(unit.name, fault))
+    return Units(good, [*units.skipped, *bad], units.analysis)
+
+
+def _fault(model: nn.Module, units: Units, unit: Unit, before: list[Tensor]) -> str | None:
+    with Undo() as undo:
+        plans = plan_regrowth(units, {unit.name: [unit.width - 1]})
+        regrow(model, units, plans, undo)
+        try:
+            change = largest_change(before, run(model, units.graph.example))
+        except Exception as error:  # noqa: BLE001  (the model's own code may raise anything)
+            first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+            fault = f"forward does not run with one more neuron ({type(error).__name__}: {first}); "
+            return fault + "does it fix the width in its code?"
+        finally:
+            undo.rollback()
+    if change <= tolerance(before):
+        return None
+    return f"one neuron more changes the outputs by {change:.1e}; does forward fix the width?"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import overload
 
 import numpy as np
@@ -60,20 +61,29 @@ class Unit:
     Attributes:
         name: path of the module of the first parameter, e.g. ``features.3``.
         width: number of neurons (the paper's n).
-        size: parameters per neuron (d), normalisation affines not counted.
         theta: the parameters that make up a neuron, in the order of its vector.
         copies: tensors copied to the offspring: normalisation affines, running statistics.
         consumers: the weights whose columns read the neuron, and are halved in a split.
+        sizes: for each tensor of ``theta``, how many of its entries one neuron has.
     """
 
     name: str
     width: int
-    size: int
     theta: tuple[Slot, ...]
     copies: tuple[Slot, ...]
     consumers: tuple[Slot, ...]
+    sizes: tuple[int, ...]
     axis: Axis = field(repr=False)
     subgraph: Subgraph = field(repr=False)
+
+    @property
+    def size(self) -> int:
+        """Parameters per neuron (d), normalisation affines not counted."""
+        return sum(self.sizes)
+
+    def slot_size(self, slot: Slot) -> int:
+        """How many of a neuron's parameters are in one of its tensors."""
+        return self.sizes[self.theta.index(slot)]
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -310,11 +320,16 @@ def _make_unit(
     if isinstance(subgraph, str):
         return None, subgraph
     sizes = {name: analysis.shape(node) for node, name in analysis.graph.tensors.items()}
-    size = sum(
-        int(np.prod(sizes[s.name])) // sizes[s.name][s.dim] * s.positions.shape[1] for s in theta
-    )
+    each = [prod(sizes[s.name]) // sizes[s.name][s.dim] * s.positions.shape[1] for s in theta]
     unit = Unit(
-        name, axis.size, size, theta, tuple(parts.copies), tuple(parts.consumers), axis, subgraph
+        name=name,
+        width=axis.size,
+        theta=theta,
+        copies=tuple(parts.copies),
+        consumers=tuple(parts.consumers),
+        sizes=tuple(each),
+        axis=axis,
+        subgraph=subgraph,
     )
     return unit, None
 

@@ -27,7 +27,7 @@ ARITHMETIC = (
 COPIES = (
     "clone", "contiguous", "alias", "lift_fresh_copy", "detach", "_to_copy", "dropout",
     "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout", "type_as",
-    "neg", "positive", "to",
+    "positive", "to",
 )  # fmt: skip
 
 
@@ -74,6 +74,12 @@ def division(op: Op) -> Dims:
 def copy(op: Op) -> Dims:
     """A copy of its input; dropout is one in eval mode."""
     return op.dims(op.inputs[0])
+
+
+@rule("neg", traits=Trait.POINTWISE | Trait.LINEAR | Trait.HOMOGENEOUS)
+def negation(op: Op) -> Dims:
+    """The negative of its input."""
+    return op.dims("self")
 
 
 @rule("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like")

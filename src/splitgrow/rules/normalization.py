@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from splitgrow.capture import path_of
 from splitgrow.layout import Dims
 from splitgrow.rules.registry import Op, Trait, normalise_dims, rule
 
@@ -15,6 +16,7 @@ def batch_norm(op: Op) -> Dims | list[Dims]:
         if op.is_tensor(name):
             op.unify(data[1], op.dims(name)[0])
     op.normalise("weight", "bias")
+    op.analysis.channels.append((path_of(op.node), data[1]))
     return [data, (data[1],), (data[1],)] if isinstance(op.node.meta["val"], tuple) else data
 
 

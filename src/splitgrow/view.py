@@ -1,0 +1,107 @@
+"""What loss functions are called with: something that behaves like the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from splitgrow.capture import Call
+from splitgrow.errors import InputError, LossError
+from splitgrow.state import eval_mode, seeded
+
+
+class ModelView:
+    """Calls the model and remembers its arguments; attributes are the model's own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.calls: list[Call] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append(Call(args, kwargs))
+        return self.run(Call(args, kwargs))
+
+    def run(self, call: Call) -> Any:
+        """The model's output."""
+        return self._model(*call.args, **call.kwargs)
+
+    @property
+    def samples(self) -> int:
+        """The batch size of the first call."""
+        if not self.calls:
+            raise LossError(
+                "loss_fn did not call the model it was given. It must compute the loss with its "
+                "first argument: loss_fn(model, batch) -> scalar tensor."
+            )
+        return self.calls[0].samples
+
+
+def passes(batches: Iterable[Any]) -> Iterator[Any]:
+    """The batches once more, in the same order as every other time; never none of them."""
+    check_batches(batches)
+    empty = True
+    with seeded():
+        for batch in batches:
+            empty = False
+            yield batch
+    if empty:
+        raise InputError("batches: there are none. Give at least one batch to score on.")
+
+
+def check_batches(batches: Iterable[Any]) -> None:
+    """A list or a loader, not something that can be read only once."""
+    if not isinstance(batches, Iterable):
+        raise InputError(
+            f"batches: expected a list of batches or a DataLoader, got {type(batches).__name__}."
+        )
+    if isinstance(batches, Iterator):
+        raise InputError(
+            "batches: a generator can be read only once, and every split reads the batches "
+            "several times. Give a list, batches=list(batches), or a DataLoader."
+        )
+    if isinstance(batches, Tensor):
+        raise InputError("batches: got a single tensor. Give a list of batches: [tensor].")
+
+
+def check_loss(loss: Any, index: int) -> Tensor:
+    """The loss of batch ``index`` as a finite scalar tensor."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise LossError(
+            f"loss_fn must return the mean loss of a batch as a scalar tensor, got {got}. "
+            "Average it: loss.mean()."
+        )
+    if not torch.isfinite(loss):
+        raise LossError(
+            f"the loss of batch {index} is {loss.item()}. Scores of such a model mean nothing: "
+            "look for a division by zero or a learning rate that is too high, and train on."
+        )
+    return loss
+
+
+def mean_loss(model: nn.Module, loss_fn: Any, batches: Iterable[Any]) -> float:
+    """The loss per sample over all batches, in eval mode and without gradients."""
+    total, samples = 0.0, 0
+    with eval_mode(model), torch.no_grad():
+        for index, batch in enumerate(passes(batches)):
+            view = ModelView(model)
+            loss = check_loss(loss_fn(view, batch), index)
+            total, samples = total + loss.item() * view.samples, samples + view.samples
+    return total / samples
+
+
+def first_call(model: nn.Module, loss_fn: Any, batches: Iterable[Any]) -> Call:
+    """The arguments that loss_fn calls the model with on the first batch."""
+    view = ModelView(model)
+    with eval_mode(model), torch.no_grad():
+        for batch in passes(batches):
+            check_loss(loss_fn(view, batch), 0)
+            break
+    assert view.samples
+    return view.calls[0]
