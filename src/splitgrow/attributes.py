@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from torch import nn
@@ -35,15 +35,26 @@ def sizes_of(kind: type[nn.Module]) -> Callable[[_F], _F]:
 
 
 def fix_attributes(model: nn.Module, tensors: Iterable[str], undo: Undo) -> None:
-    """Bring the attributes of the modules that own these tensors up to date."""
-    for path in dict.fromkeys(name.rpartition(".")[0] for name in tensors):
+    """Bring the attributes of the modules that hold these tensors up to date."""
+    for path in dict.fromkeys(above for name in tensors for above in _paths_above(name)):
         module = model.get_submodule(path)
-        for kind in type(module).__mro__:
-            if kind in SIZES:
-                for name, value in SIZES[kind](module).items():
-                    if getattr(module, name) != value:
-                        undo.set_attribute(module, name, value)
-                break
+        function = next((SIZES[kind] for kind in type(module).__mro__ if kind in SIZES), None)
+        for name, value in function(module).items() if function is not None else ():
+            set_size(module, name, value, undo)
+
+
+def set_size(module: nn.Module, name: str, value: Any, undo: Undo) -> None:
+    """Set one attribute, if the module has it and it says otherwise."""
+    if getattr(module, name, value) != value:
+        undo.set_attribute(module, name, value)
+
+
+def _paths_above(tensor: str) -> Iterator[str]:
+    """The modules around a tensor, the nearest first: a parametrized weight lies three deep."""
+    path = tensor
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
 
 
 @sizes_of(nn.Linear)
@@ -72,7 +83,7 @@ def _transposed(layer: _ConvTransposeNd) -> dict[str, Any]:
 
 
 @sizes_of(_NormBase)
-def _norm(layer: _NormBase) -> dict[str, Any]:
+def _norm(layer: Any) -> dict[str, Any]:
     tensor = layer.weight if layer.weight is not None else layer.running_mean
     return {} if tensor is None else {"num_features": tensor.shape[0]}
 

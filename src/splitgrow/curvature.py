@@ -145,32 +145,51 @@ def apply_to_jet(
     return jet.then(value.detach(), slope.detach(), added if curved is None else curved.clone())
 
 
-class Quadratic(Function):
-    """A pointwise function known by its value y, slope d and curvature c at one point.
+class Bend:
+    """Slope and curvature of a pointwise function at x; each is let go when it has been used."""
 
-    All that a second derivative at that point needs, in two multiplications per pass.
+    def __init__(self, x: Tensor, slope: Tensor, curvature: Tensor) -> None:
+        self.x: Tensor | None = x
+        self.slope: Tensor | None = slope
+        self.curvature: Tensor | None = curvature
+
+
+class Quadratic(Function):
+    """A pointwise function known by its value, slope and curvature at one point.
+
+    Its gradient can be built once (``create_graph``) and then differentiated any number of times,
+    in one or two multiplications each.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, d: Tensor, c: Tensor) -> Tensor:
-        ctx.save_for_backward(x, d, c)
-        return y.view_as(y)
+    def forward(ctx: Any, x: Tensor, value: Tensor, bend: Bend) -> Tensor:
+        ctx.bend = bend
+        return value.view_as(value)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, d, c = ctx.saved_tensors
-        return _Slope.apply(grad, x, d, c), None, None, None
+        bend: Bend = ctx.bend
+        if not torch.is_grad_enabled():
+            return grad * bend.slope, None, None
+        return _Slope.apply(grad, bend.x, bend), None, None
 
 
 class _Slope(Function):
     """grad * f'(x), whose derivatives are f'(x) by grad and grad * f''(x) by x."""
 
     @staticmethod
-    def forward(ctx: Any, grad: Tensor, x: Tensor, d: Tensor, c: Tensor) -> Tensor:
-        ctx.save_for_backward(grad * c, d)
-        return grad * d
+    def forward(ctx: Any, grad: Tensor, x: Tensor, bend: Bend) -> Tensor:
+        assert bend.curvature is not None
+        ctx.save_for_backward(bend.curvature.mul_(grad))  # from now on the product is all we need
+        ctx.bend = bend
+        bend.curvature = bend.x = None
+        moved = grad * bend.slope
+        if not grad.requires_grad:  # the last function before an edge: its slope has done its work
+            bend.slope = None
+        return moved
 
     @staticmethod
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
-        bent, d = ctx.saved_tensors
-        return outer * d, outer * bent, None, None
+        (bent,) = ctx.saved_tensors
+        by_grad = outer * ctx.bend.slope if ctx.needs_input_grad[0] else None
+        return by_grad, outer * bent, None

@@ -38,6 +38,8 @@ def _batch_norm(
 REPLACED: dict[Any, Callable[..., Any]] = {
     BATCH_NORM: _batch_norm,
     aten.detach.default: lambda x: x,
+    aten.view.default: torch.reshape,  # a view's strides are those of the example
+    aten._unsafe_view.default: torch.reshape,
 }
 
 

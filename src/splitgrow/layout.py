@@ -15,6 +15,7 @@ read, the axes that remain are the candidates for units.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -29,7 +30,7 @@ class Block:
 
     place: str
     cause: str
-    position: bool = False  # a position in an image or a batch: not a neuron to begin with
+    position: bool = False  # a place in an image, a batch or the input: not a neuron anyway
 
     def __str__(self) -> str:
         return f"{self.place}: {self.cause}" if self.place else self.cause
@@ -64,7 +65,10 @@ class Cat:
 Layout = Axis | Prod | Cat
 Dims = tuple[Layout, ...]
 
-ONE = Prod(())
+ONE = Prod(())  # a dimension of size 1 that carries nothing
+EMPTY = Cat(())  # a dimension of size 0
+
+PINNED = Block("", "meets a dimension of size 1 that stays so, and cannot grow past it")
 
 
 class MismatchError(Exception):
@@ -82,7 +86,7 @@ def resolve(layout: Layout) -> Layout:
         return layout if layout.binding is None else resolve(layout.binding)
     if isinstance(layout, Cat):
         return _cat(resolve(part) for part in layout.parts)
-    return _prod(resolve(factor) for factor in layout.factors)
+    return _prod(resolve(each) for each in layout.factors)
 
 
 def _cat(parts: Iterator[Layout]) -> Layout:
@@ -94,8 +98,8 @@ def _cat(parts: Iterator[Layout]) -> Layout:
 
 def _prod(factors: Iterator[Layout]) -> Layout:
     flat: list[Layout] = []
-    for factor in factors:
-        flat.extend(factor.factors if isinstance(factor, Prod) else (factor,))
+    for each in factors:
+        flat.extend(each.factors if isinstance(each, Prod) else (each,))
     if len(flat) == 1:
         return flat[0]
     if flat and isinstance(flat[0], Cat):  # only a leading sum distributes over row-major order
@@ -111,28 +115,35 @@ def size_of(layout: Layout, widths: Mapping[Axis, int] | None = None) -> int:
         return layout.size if widths is None else widths.get(layout, layout.size)
     if isinstance(layout, Cat):
         return sum(size_of(part, widths) for part in layout.parts)
-    return prod(size_of(factor, widths) for factor in layout.factors)
+    return prod(size_of(each, widths) for each in layout.factors)
 
 
 def leaves(layout: Layout) -> list[Axis]:
     """The unbound axes of a layout, in order."""
-    return raw_leaves(resolve(layout))
-
-
-def raw_leaves(layout: Layout) -> list[Axis]:
-    """The axes as they are written in a layout, bindings not followed."""
+    layout = resolve(layout)
     if isinstance(layout, Axis):
         return [layout]
     children = layout.parts if isinstance(layout, Cat) else layout.factors
-    return [axis for child in children for axis in raw_leaves(child)]
+    return [axis for child in children for axis in leaves(child)]
 
 
-def chain(axis: Axis) -> set[Axis]:
-    """An axis and every axis it was refined into, intermediate ones included."""
-    found = {axis}
-    if axis.binding is not None:
-        for child in raw_leaves(axis.binding):
-            found |= chain(child)
+def repeated(dims: Sequence[Layout]) -> set[Axis]:
+    """Axes that index one tensor twice, as in an outer product of a unit with itself."""
+    degrees = _degrees(resolve(Prod(tuple(dims))))
+    return {axis for axis, degree in degrees.items() if degree > 1}
+
+
+def _degrees(layout: Layout) -> Counter[Axis]:
+    """How many times an axis occurs in the index of one entry, at most."""
+    if isinstance(layout, Axis):
+        return Counter({layout: 1})
+    found: Counter[Axis] = Counter()
+    if isinstance(layout, Cat):  # an entry lies in one of the blocks
+        for part in layout.parts:
+            found |= _degrees(part)
+    else:
+        for each in layout.factors:
+            found += _degrees(each)
     return found
 
 
@@ -146,6 +157,11 @@ def block(layout: Layout, reason: Block) -> None:
     """No axis of the layout can be split, for this reason (the first one given counts)."""
     for axis in leaves(layout):
         axis.blocks.append(reason)
+
+
+def is_position(layout: Layout) -> bool:
+    """Are all indices in the layout positions, and none of them neurons?"""
+    return all(any(reason.position for reason in axis.blocks) for axis in leaves(layout))
 
 
 def _bind(axis: Axis, target: Layout) -> None:
@@ -163,12 +179,14 @@ def unify(a: Layout, b: Layout) -> None:
         return
     if size_of(a) != size_of(b):
         raise MismatchError
-    if isinstance(a, Axis):
+    if is_one(a) or is_one(b):  # a width of 1 is kept apart, so that it can say why it stays
+        block(Cat((a, b)), PINNED)
+    elif isinstance(a, Axis):
         _bind(a, b)
     elif isinstance(b, Axis):
         _bind(b, a)
     elif isinstance(a, Prod) and isinstance(b, Prod):
-        _unify_aligned(list(a.factors), list(b.factors), _factor)
+        _unify_aligned(list(a.factors), list(b.factors), factor)
     else:
         _unify_aligned(_parts(a), _parts(b), cut)
 
@@ -202,66 +220,117 @@ def _unify_aligned(
 def cut(layout: Layout, at: int) -> tuple[Layout, Layout]:
     """The first ``at`` entries of a layout, and the rest."""
     layout = resolve(layout)
+    if not 0 < at < size_of(layout):
+        return _cut_at_end(layout, at)
     if isinstance(layout, Axis):
         first, rest = Axis(at), Axis(layout.size - at)
         _bind(layout, Cat((first, rest)))
         return first, rest
-    if isinstance(layout, Prod):
-        if not layout.factors:
-            raise MismatchError
-        head, *tail = layout.factors
-        inner = size_of(Prod(tuple(tail)))
-        if at % inner:
-            raise MismatchError
-        first, rest = cut(head, at // inner)
-        return Prod((first, *tail)), Prod((rest, *tail))
-    done = 0
-    for i, part in enumerate(layout.parts):
-        if done + size_of(part) == at:
-            return Cat(layout.parts[: i + 1]), Cat(layout.parts[i + 1 :])
-        if done + size_of(part) > at:
-            first, rest = cut(part, at - done)
-            return Cat((*layout.parts[:i], first)), Cat((rest, *layout.parts[i + 1 :]))
-        done += size_of(part)
+    if isinstance(layout, Cat):
+        return _cut_parts(layout.parts, at)
+    head, *tail = layout.factors
+    inner = size_of(Prod(tuple(tail)))
+    if at % inner:
+        raise MismatchError
+    before, after = cut(head, at // inner)
+    return Prod((before, *tail)), Prod((after, *tail))
+
+
+def _cut_at_end(layout: Layout, at: int) -> tuple[Layout, Layout]:
+    if at == 0:
+        return EMPTY, layout
+    if at == size_of(layout):
+        return layout, EMPTY
     raise MismatchError
 
 
-def _factor(layout: Layout, outer: int) -> tuple[Layout, Layout]:
-    """A layout as a product whose first factor has ``outer`` entries."""
+def _cut_parts(parts: tuple[Layout, ...], at: int) -> tuple[Layout, Layout]:
+    for i, part in enumerate(parts):
+        if at < size_of(part):
+            first, rest = cut(part, at)
+            return Cat((*parts[:i], first)), Cat((rest, *parts[i + 1 :]))
+        at -= size_of(part)
+    raise MismatchError
+
+
+def factor(layout: Layout, outer: int) -> tuple[Layout, Layout]:
+    """A layout as a row-major product, ``outer`` entries times the rest."""
     layout = resolve(layout)
-    if not isinstance(layout, Axis) or outer <= 1 or layout.size % outer:
+    if outer <= 1 or size_of(layout) % outer:
         raise MismatchError
-    first, rest = Axis(outer), Axis(layout.size // outer)
-    _bind(layout, Prod((first, rest)))
-    return first, rest
+    if size_of(layout) == outer:
+        return layout, ONE
+    if isinstance(layout, Axis):
+        first, rest = Axis(outer), Axis(layout.size // outer)
+        _bind(layout, Prod((first, rest)))
+        return first, rest
+    if isinstance(layout, Cat):
+        return _factor_parts(layout.parts, size_of(layout) // outer)
+    return _factor_product(layout.factors, outer)
+
+
+def _factor_parts(parts: tuple[Layout, ...], inner: int) -> tuple[Layout, Layout]:
+    """Blocks whose inner index, of ``inner`` values, is one and the same."""
+    firsts: list[Layout] = []
+    rests: list[Layout] = []
+    for part in parts:
+        if size_of(part) == inner:
+            first, rest = ONE, part
+        else:
+            first, rest = factor(part, size_of(part) // inner)
+        if size_of(rest) != inner:
+            raise MismatchError
+        firsts.append(first)
+        rests.append(rest)
+    for rest in rests[1:]:
+        unify(rests[0], rest)
+    return Cat(tuple(firsts)), rests[0]
+
+
+def _factor_product(factors: tuple[Layout, ...], outer: int) -> tuple[Layout, Layout]:
+    head, *tail = factors
+    if outer == size_of(head):
+        return head, Prod(tuple(tail))
+    if outer % size_of(head) == 0:
+        first, rest = factor(Prod(tuple(tail)), outer // size_of(head))
+        return Prod((head, first)), rest
+    first, rest = factor(head, outer)
+    return first, Prod((rest, *tail))
 
 
 def regroup(dims: Sequence[Layout], sizes: Sequence[int]) -> list[Layout]:
     """The layouts after a row-major reshape of ``dims`` to ``sizes``."""
-    product = resolve(Prod(tuple(dims)))
-    if isinstance(product, Cat):  # a leading concatenation was distributed: keep it whole
-        factors = [f for dim in dims for f in _factors(resolve(dim))]
-    else:
-        factors = _factors(product)
+    factors = [f for dim in dims for f in _factors(resolve(dim))]
+    if 0 in (size_of(Prod(tuple(factors))), prod(sizes)):
+        raise MismatchError
     out: list[Layout] = []
     for index, size in enumerate(sizes):
-        taken: list[Layout] = []
-        need = size
-        while factors and (need > 1 or size_of(factors[0]) == 1):
-            factor = factors.pop(0)
-            if need % size_of(factor):
-                factor, rest = _factor(factor, need)
-                factors.insert(0, rest)
-            taken.append(factor)
-            need //= size_of(factor)
-            if need == 1 and index + 1 < len(sizes):
-                break  # a width of 1 that follows belongs to the next dimension
-        if need != 1:
-            raise MismatchError
+        last = index + 1 == len(sizes)
+        taken = _take(factors, size, greedy=last)
         out.append(resolve(Prod(tuple(taken))))
     if factors:
         raise MismatchError
     return out
+
+
+def _take(factors: list[Layout], size: int, *, greedy: bool) -> list[Layout]:
+    """Factors off the front of a list, ``size`` entries in all.
+
+    A width of 1 that follows belongs to the next dimension, if there is one.
+    """
+    taken: list[Layout] = []
+    while factors and (size > 1 or size_of(factors[0]) == 1):
+        front = factors.pop(0)
+        if size % size_of(front):
+            front, rest = factor(front, size)
+            factors.insert(0, rest)
+        taken.append(front)
+        size //= size_of(front)
+        if size == 1 and not greedy:
+            break
+    if size != 1:
+        raise MismatchError
+    return taken
 
 
 def _factors(layout: Layout) -> list[Layout]:
@@ -287,10 +356,11 @@ def spread(
     if isinstance(layout, Axis):
         return values[layout] if layout in values else np.full(layout.size, fill)
     if isinstance(layout, Cat):
-        return np.concatenate([spread(part, values, fill) for part in layout.parts])
+        none = np.empty(0, dtype=np.int64)
+        return np.concatenate([none, *(spread(part, values, fill) for part in layout.parts)])
     out = np.full(1, fill)
-    for factor in layout.factors:
-        inner = spread(factor, values, fill)
+    for each in layout.factors:
+        inner = spread(each, values, fill)
         out = np.maximum(np.repeat(out, len(inner)), np.tile(inner, len(out)))
     return out
 
@@ -304,10 +374,12 @@ def sources(layout: Layout, grown: Mapping[Axis, NDArray[np.int64]]) -> NDArray[
     if isinstance(layout, Axis):
         return grown[layout] if layout in grown else np.arange(layout.size)
     if isinstance(layout, Cat):
-        offsets = np.cumsum([0, *(size_of(part) for part in layout.parts)])
-        pieces = [sources(p, grown) + o for p, o in zip(layout.parts, offsets, strict=False)]
+        offset, pieces = 0, [np.empty(0, dtype=np.int64)]
+        for part in layout.parts:
+            pieces.append(sources(part, grown) + offset)
+            offset += size_of(part)
         return np.concatenate(pieces)
     out = np.zeros(1, dtype=np.int64)
-    for factor in layout.factors:
-        out = (out[:, None] * size_of(factor) + sources(factor, grown)[None, :]).reshape(-1)
+    for each in layout.factors:
+        out = (out[:, None] * size_of(each) + sources(each, grown)[None, :]).reshape(-1)
     return out

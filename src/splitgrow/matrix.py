@@ -24,10 +24,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from splitgrow.convolution import as_convolution
 from splitgrow.capture import shape_of
 from splitgrow.curvature import (
+    Bend,
     Jet,
     Quadratic,
     Softplus,
@@ -54,35 +56,36 @@ class SplittingMatrix:
         closed_form: bool = True,
     ) -> None:
         self._unit = unit
-        evidence = _arranged(evidence)
         self._constants = constants | evidence.inputs
         graph = unit.subgraph
+        self._diagonal: Tensor | None = None
+        self._gradient: tuple[GradientEdge | None, ...] = ()
+        self._variables: tuple[GradientEdge, ...] = ()
         with torch.enable_grad():
             self._theta = {p: constants[p].detach().requires_grad_() for p in graph.theta}
-            self._heads = [(head, self._run_head(head, self._theta)) for head in graph.heads]
+            z = {head.node: self._run_head(head, self._theta) for head in graph.heads}
+            # Edges of the autograd graph, not tensors: the values need not be kept.
+            self._heads = [(head, get_gradient_edge(z[head.node])) for head in graph.heads]
+            leaves = {node: value.detach() for node, value in z.items()}
+            places = [leaf.numel() for leaf in leaves.values()]
+            del z
             body = Body(unit, self._constants, evidence, stand_in)
-            self._diagonal: Tensor | None = None
-            self._gradient: tuple[Tensor, ...] = ()
-            self._variables: tuple[Tensor, ...] = ()
             if graph.diagonal and closed_form:
-                ((head, z),) = self._heads
-                self._diagonal = body.diagonal(head.node, z.detach())
+                (node,) = leaves
+                self._diagonal = body.diagonal(node, leaves[node])
             else:
-                leaves = {head.node: z.detach().requires_grad_() for head, z in self._heads}
+                leaves = {node: leaf.requires_grad_() for node, leaf in leaves.items()}
                 leaves |= {p: self._theta[p] for p in graph.direct}
-                self._variables = tuple(leaves.values())
-                self._gradient = body.gradient(leaves)
-
-    @property
-    def work(self) -> int:
-        """Multiplications of one product, roughly: parameters of a neuron times its places."""
-        held = (*self._variables, *(z for _, z in self._heads))
-        return self._unit.size * max((v.numel() for v in held), default=0)
+                self._variables = tuple(get_gradient_edge(leaf) for leaf in leaves.values())
+                self._gradient = tuple(map(_edge, body.gradient(leaves)))
+        # Multiplications of one product, roughly: parameters of a neuron times its places.
+        self.work = unit.size * max([*places, *(g.numel() for g in evidence.gradients
+                                                if g is not None)], default=0)  # fmt: skip
 
     @property
     def is_zero(self) -> bool:
         """Is sigma affine in theta, so that no split can help?"""
-        return self._diagonal is None and not any(g.requires_grad for g in self._gradient)
+        return self._diagonal is None and not any(self._gradient)
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """S_k v_k for every neuron k; ``vectors`` is (width, size)."""
@@ -99,7 +102,7 @@ class SplittingMatrix:
         return self._join(self._pull(pushed))
 
     def _hessian(self, tangents: list[Tensor]) -> Sequence[Tensor | None]:
-        pairs = [(g, t) for g, t in zip(self._gradient, tangents, strict=True) if g.requires_grad]
+        pairs = [(g, t) for g, t in zip(self._gradient, tangents, strict=True) if g is not None]
         return torch.autograd.grad(
             [g for g, _ in pairs],
             self._variables,
@@ -111,12 +114,12 @@ class SplittingMatrix:
     def _pull(self, pushed: Sequence[Tensor | None]) -> dict[fx.Node, Tensor | None]:
         """Back through the heads to the parameters."""
         out: dict[fx.Node, Tensor | None] = {}
-        for (head, z), cotangent in zip(self._heads, pushed, strict=False):
+        for (head, edge), cotangent in zip(self._heads, pushed, strict=False):
             leaves = [self._theta[p] for p in head.parameters]
             if cotangent is None:
                 out |= dict.fromkeys(head.parameters)
             else:
-                found = torch.autograd.grad(z, leaves, cotangent, retain_graph=True)
+                found = torch.autograd.grad(edge, leaves, cotangent, retain_graph=True)
                 out |= dict(zip(head.parameters, found, strict=True))
         direct = self._unit.subgraph.direct
         return out | dict(zip(direct, pushed[len(self._heads) :], strict=True))
@@ -155,13 +158,26 @@ class SplittingMatrix:
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
 
-def _arranged(evidence: Evidence) -> Evidence:
-    """Images with their channels last, in which CPU convolutions take up to half the time."""
+def _edge(gradient: Tensor | None) -> GradientEdge | None:
+    """Where to start differentiating a gradient; its value itself need not be kept."""
+    if gradient is None or not gradient.requires_grad:
+        return None
+    return get_gradient_edge(gradient)
+
+
+def arranged(evidence: Evidence, unit: Unit) -> Evidence:
+    """Images with their channels last, in which CPU convolutions take half the time.
+
+    Not where the weights are larger than the images: rearranging them would cost more.
+    """
+    tensors = [*evidence.inputs.values(), *evidence.gradients]
+    images = [t for t in tensors if isinstance(t, Tensor) and t.ndim == 4 and not t.is_cuda]
+    if max((t.numel() for t in images), default=0) < unit.width * unit.size:
+        return evidence
 
     def arrange(value: Any) -> Any:
-        image = isinstance(value, Tensor) and value.ndim == 4 and value.device.type == "cpu"
-        large = image and value.shape[2] * value.shape[3] >= 512  # below, the weights' cost counts
-        return value.contiguous(memory_format=torch.channels_last) if large else value
+        image = isinstance(value, Tensor) and value.ndim == 4 and not value.is_cuda
+        return value.contiguous(memory_format=torch.channels_last) if image else value
 
     return Evidence(
         {node: arrange(value) for node, value in evidence.inputs.items()},
@@ -185,25 +201,25 @@ class Body:
         self._evidence = evidence
         self._stand_in = stand_in
         self._edge_set = set(self._graph.edges)
+        self._members = set(self._graph.body)
 
-    def gradient(self, leaves: dict[fx.Node, Tensor]) -> tuple[Tensor, ...]:
-        """dF/dleaf for each leaf, itself differentiable."""
+    def gradient(self, leaves: dict[fx.Node, Tensor]) -> tuple[Tensor | None, ...]:
+        """dF/dleaf for each leaf, itself differentiable; None where F does not depend on it."""
         live: dict[fx.Node, Any] = dict(leaves)
         for chain in self._chains(live):
             live[chain[-1]] = self._run_chain(chain, live)
-        terms = [
-            (g * live[data]).sum()
-            for (_, data), g in zip(self._graph.edges, self._evidence.gradients, strict=True)
-            if g is not None
-        ]
-        if not terms:
-            return tuple(torch.zeros_like(leaf) for leaf in leaves.values())
-        total = torch.stack(terms).sum()
-        found = torch.autograd.grad(
-            total, list(leaves.values()), create_graph=True, allow_unused=True
+        ends = [(live[data], g) for (_, data), g in
+                zip(self._graph.edges, self._evidence.gradients, strict=True)
+                if g is not None]  # fmt: skip
+        if not ends:
+            return (None,) * len(leaves)
+        return torch.autograd.grad(
+            [end for end, _ in ends],
+            list(leaves.values()),
+            [g for _, g in ends],
+            create_graph=True,
+            allow_unused=True,
         )
-        pairs = zip(found, leaves.values(), strict=True)
-        return tuple(torch.zeros_like(leaf) if g is None else g for g, leaf in pairs)
 
     def diagonal(self, z: fx.Node, value: Tensor) -> Tensor | None:
         """C, the Hessian of F over z, where each entry of z goes its own way.
@@ -239,7 +255,7 @@ class Body:
     def _diagonal_by_ones(self, z: fx.Node, value: Tensor) -> Tensor | None:
         leaf = value.requires_grad_()
         (gradient,) = self.gradient({z: leaf})
-        if not gradient.requires_grad:
+        if gradient is None or not gradient.requires_grad:
             return None
         return torch.autograd.grad(gradient, leaf, torch.ones_like(leaf), allow_unused=True)[0]
 
@@ -247,7 +263,6 @@ class Body:
         """The body's nodes, with runs of unary pointwise functions put together."""
         seen = set(leaves)
         ends = {data for _, data in self._graph.edges}
-        members = set(self._graph.body)
         chains: list[list[fx.Node]] = []
         for node in self._graph.body:
             before = [n for n in node.all_input_nodes
@@ -260,7 +275,7 @@ class Body:
                 and last not in ends
                 and _is_pointwise(node)
                 and _is_pointwise(last)
-                and sum(user in members for user in last.users) == 1
+                and sum(user in self._members for user in last.users) == 1
             )
             if joins:
                 chains[-1].append(node)
@@ -275,11 +290,17 @@ class Body:
             x = live[source]
             jet = self._jet(chain, source, x.detach())
             if jet.curvature is not None:
-                return Quadratic.apply(x, jet.value, jet.slope, jet.curvature)
+                # Past the last activation only derivatives count: any tensor will do as value.
+                value = jet.value if self._is_read(chain[-1]) else x.detach()
+                return Quadratic.apply(x, value, Bend(x, jet.slope, jet.curvature))
         env = dict(live)
         for node in chain:
             env[node] = self._run(node, env)
         return env[chain[-1]]
+
+    def _is_read(self, node: fx.Node) -> bool:
+        """Does another node of the body use this one's value?"""
+        return any(n in self._members and (n, node) not in self._edge_set for n in node.users)
 
     def _only_input(self, node: fx.Node, live: dict[fx.Node, Any]) -> fx.Node | None:
         """The live tensor that a unary pointwise operation works on, its shape kept."""
@@ -328,7 +349,7 @@ class Body:
         if bent is None:
             return y
         flat = torch.zeros_like(bent)
-        return y + Quadratic.apply(args[0], flat, flat, bent)
+        return y + Quadratic.apply(args[0], flat, Bend(args[0], flat, bent))
 
 
 def _function_of(node: fx.Node) -> Any:

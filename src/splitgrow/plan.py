@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import tempfile
-from collections.abc import Iterator, Sequence
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import overload
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from splitgrow.errors import PlanError
@@ -50,11 +52,15 @@ class Entry:
 
 
 class SplitPlan(Sequence[Entry]):
-    """Neurons to split in one step, most promising first. A value: equal plans do the same."""
+    """Neurons to split in one step, in the order they were chosen. A value: equal plans agree.
+
+    Every entry is a neuron of one of ``units``, listed once, with a direction of its size.
+    """
 
     def __init__(self, entries: Sequence[Entry], units: Units) -> None:
         self._entries = tuple(entries)
         self.units = units
+        _check_entries(self._entries, units)
 
     @overload
     def __getitem__(self, key: int) -> Entry: ...
@@ -78,51 +84,40 @@ class SplitPlan(Sequence[Entry]):
 
     @property
     def chosen(self) -> dict[str, list[int]]:
-        """The neurons of each unit, in rising order."""
-        found: dict[str, list[int]] = {}
+        """The neurons of each unit, units in their own order and neurons in rising order."""
+        found: dict[str, list[int]] = {unit.name: [] for unit in self.units}
         for entry in sorted(self._entries, key=lambda e: e.neuron):
-            found.setdefault(entry.unit, []).append(entry.neuron)
-        order = [unit.name for unit in self.units]
-        return {name: found[name] for name in sorted(found, key=order.index)}
+            found[entry.unit].append(entry.neuron)
+        return {name: neurons for name, neurons in found.items() if neurons}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as one safetensors file, whole or not at all."""
         tensors: dict[str, Tensor] = {}
         for name in self.chosen:
-            rows = [e.direction.cpu() for e in self._entries if e.unit == name]
+            rows = [e.direction.detach().cpu() for e in self._entries if e.unit == name]
             tensors[name] = torch.stack(rows).contiguous()
-        listed = [[e.unit, e.neuron, e.lambda_, e.scale] for e in self._entries]
+        listed = [[e.unit, int(e.neuron), float(e.lambda_), float(e.scale)] for e in self._entries]
         metadata = {
             "format": FORMAT,
             "entries": json.dumps(listed),
             "shapes": json.dumps(self.units.shapes),
         }
-        target = Path(path)
-        handle, temporary = tempfile.mkstemp(dir=target.parent or ".", prefix=f".{target.name}.")
-        os.close(handle)
-        try:
-            save_file(tensors, temporary, metadata)
-            Path(temporary).replace(target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        metadata["sha256"] = _digest(metadata, tensors)
+        _write(Path(path), save(tensors, metadata))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], units: Units) -> SplitPlan:
         """Read a plan for the model that ``units`` were found in."""
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}
-        except (SafetensorError, OSError) as error:
-            raise PlanError(f"{path} cannot be read as a plan: {error}") from error
+        metadata, tensors = _read(path)
         if metadata.get("format") != FORMAT:
-            raise PlanError(f"{path} is not a splitgrow plan (or one of another version).")
+            raise PlanError(f"{path} is not a splitgrow plan, or one of another version.")
+        if metadata.pop("sha256", None) != _digest(metadata, tensors):
+            raise PlanError(f"{path} has been changed since it was written. Select and save again.")
         shapes = {name: tuple(shape) for name, shape in json.loads(metadata["shapes"]).items()}
         if shapes != units.shapes:
             raise PlanError(
                 f"{path} was made for a model of other shapes than the given units: for another "
-                "model, or for this one before it was split."
+                "model, or for this one before it was split. Select again on the model as it is."
             )
         rows = {name: iter(tensor) for name, tensor in tensors.items()}
         listed = json.loads(metadata["entries"])
@@ -134,3 +129,64 @@ class SplitPlan(Sequence[Entry]):
         return plan_table(self)
 
     __repr__ = __str__
+
+
+def _check_entries(entries: Sequence[Entry], units: Units) -> None:
+    known = {unit.name: unit for unit in units}
+    seen: set[tuple[str, int]] = set()
+    for entry in entries:
+        place = f"plan: neuron {entry.neuron} of {entry.unit}"
+        if entry.unit not in known:
+            raise PlanError(
+                f"{place}: there is no such unit; there are {', '.join(known) or 'none'}. "
+                "Was the plan made with other units?"
+            )
+        unit = known[entry.unit]
+        if not 0 <= entry.neuron < unit.width:
+            raise PlanError(f"{place}: the unit has neurons 0 to {unit.width - 1}.")
+        if tuple(entry.direction.shape) != (unit.size,):
+            raise PlanError(
+                f"{place}: expected a direction of shape ({unit.size},), got "
+                f"{tuple(entry.direction.shape)}."
+            )
+        if not (isfinite(entry.lambda_) and isfinite(entry.scale)
+                and entry.direction.isfinite().all()):  # fmt: skip
+            raise PlanError(f"{place}: its index, scale or direction is not a finite number.")
+        if (entry.unit, entry.neuron) in seen:
+            raise PlanError(f"{place} is listed twice. A neuron is split in two at a time.")
+        seen.add((entry.unit, entry.neuron))
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = file.keys()
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in names}
+    except (SafetensorError, OSError) as error:
+        raise PlanError(f"{path} cannot be read as a plan: {error}") from error
+
+
+def _digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """A checksum of everything in a plan's file."""
+    digest = hashlib.sha256()
+    for name in sorted(metadata):
+        digest.update(f"{name}={metadata[name]}\0".encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name}:{tensor.dtype}{tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _write(target: Path, data: bytes) -> None:
+    """Replace a file in one step: a reader finds the old one or the new one, never a part."""
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

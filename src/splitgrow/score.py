@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from splitgrow.analysis import Analysis
+from splitgrow.chunks import chunks
 from splitgrow.curvature import Softplus
 from splitgrow.eigen import Eigenpairs, dense, from_dense, lanczos
 from splitgrow.errors import InputError
-from splitgrow.matrix import SplittingMatrix
+from splitgrow.matrix import SplittingMatrix, arranged
 from splitgrow.tap import Evidence, LossFn, collect
 from splitgrow.units import Unit, Units, find_units, named_tensors
 from splitgrow.view import check_batches, first_call
@@ -123,11 +125,13 @@ def score(
     loss, samples = 0.0, 0
     while True:
         kept, loss, samples = _gather(model, units, waiting, loss_fn, batches, memory)
-        for unit in waiting[: len(kept)]:
-            source = kept.pop(unit.name)  # freed as soon as the unit is solved
-            apply = _Operator(unit, source, constants, stand_in, samples)
-            del source
+        # From the last unit to the first: early layers have the largest images, and are solved
+        # when the activations of the others are gone.
+        for unit in reversed(waiting[: len(kept)]):
+            evidence = kept.pop(unit.name)
+            apply = _Operator(unit, evidence, units.analysis, constants, stand_in, samples)
             found[unit.name] = _solve(unit, apply, steps, tensors)
+            del apply
         waiting = [unit for unit in waiting if unit.name not in found]
         if not waiting:
             return Scores(units, {u.name: found[u.name] for u in units}, loss, samples)
@@ -178,15 +182,17 @@ class _Operator:
         self,
         unit: Unit,
         evidence: list[Evidence],
+        analysis: Analysis,
         constants: dict[fx.Node, Tensor],
         stand_in: Softplus | None,
         samples: int,
     ) -> None:
         self.terms = []
         while evidence:  # each batch's g is freed as its matrix is made
-            batch = evidence.pop(0)
-            matrix = SplittingMatrix(unit, batch, constants, stand_in)
-            self.terms.append((batch.samples / samples, matrix))
+            weight = evidence[0].samples / samples
+            for piece in chunks(evidence.pop(0), unit, analysis):
+                matrix = SplittingMatrix(unit, arranged(piece, unit), constants, stand_in)
+                self.terms.append((weight, matrix))
 
     @property
     def is_zero(self) -> bool:

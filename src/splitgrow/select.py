@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from math import isfinite
+from typing import Any, Literal, get_args
 
 from splitgrow.cost import Cost, CostModel
 from splitgrow.errors import InputError
@@ -33,58 +35,85 @@ def select(
     """Choose the neurons with the most negative splitting index.
 
     The paper's rule is ``count`` (m*) with ``threshold`` (lambda*). A neuron with lambda >= 0 is
-    never taken. Ties are broken by the order of units and neurons.
+    never taken. Ties are broken by the order of units and neurons. No limit is ever exceeded, so
+    the plan may be smaller than asked for, or empty.
 
     Args:
         scores: what ``score`` returned.
-        fraction: split this fraction of all neurons, in (0, 1]; at least one.
+        fraction: split this fraction of all neurons, in (0, 1], rounded; at least one.
         count: split this many at most.
         threshold: only neurons with lambda <= threshold; must be <= 0.
         rank: ``"lambda"`` as in the paper, or ``"gain"``: lambda * ||theta||^2, the gain of a
             step that is the same fraction of every neuron, whatever its scale.
-        per: rank by gain per neuron, per added parameter or per added MAC; by default per the
-            cost that is limited.
+        per: rank by gain per neuron, per added parameter or per added MAC. By default per the
+            cost that is limited; where both are, per the share of the two budgets.
         max_params: add at most this many parameters.
         max_macs: add at most this many multiply-accumulates per sample.
-        min_per_unit: take at least this many of each unit, where so many are negative.
+        min_per_unit: take at least this many of each unit, where so many are negative and the
+            limits allow it, before any others.
         max_per_unit: take at most this many of each unit.
         round_to: let the width of every unit that grows end at a multiple of this.
     """
-    _check(fraction, count, threshold, min_per_unit, max_per_unit, round_to)
-    total = sum(len(found.values) for found in scores.values())
+    _check_choices(rank, per)
+    _check_amounts(fraction, count, threshold)
+    _check_whole("max_params", max_params, 0)
+    _check_whole("max_macs", max_macs, 0)
+    _check_per_unit(min_per_unit, max_per_unit, round_to)
+    _check_scores(scores)
     if fraction is not None:
-        count = max(round(fraction * total), 1)
-    if per is None:
-        per = "neuron" if max_params is None and max_macs is None else (
-            "params" if max_params is not None else "macs")  # fmt: skip
-    limits = Limits(count, max_params, max_macs)
-    chooser = _Chooser(scores, limits, per, max_per_unit, round_to)
+        count = max(round(fraction * sum(len(found.values) for found in scores.values())), 1)
+    chooser = _Chooser(scores, Limits(count, max_params, max_macs), per, max_per_unit, round_to)
     candidates = {n: _candidates(n, found, threshold, rank) for n, found in scores.items()}
-    for name, listed in candidates.items():
-        chooser.take_at_least(scores[name].unit, listed, min_per_unit)
+    chooser.take_best(candidates, until=min_per_unit)
     chooser.take_best(candidates)
     return SplitPlan(chooser.entries, scores.units)
 
 
-def _check(
-    fraction: float | None, count: int | None, threshold: float,
-    min_per_unit: int, max_per_unit: int | None, round_to: int,
-) -> None:  # fmt: skip
+def _check_choices(rank: str, per: str | None) -> None:
+    for name, value, known in (
+        ("rank", rank, get_args(Rank)),
+        ("per", per, (None, *get_args(Per))),
+    ):
+        if value not in known:
+            raise InputError(f"{name}: expected one of {known}, got {value!r}.")
+
+
+def _check_amounts(fraction: float | None, count: int | None, threshold: float) -> None:
     if fraction is not None and count is not None:
         raise InputError("give fraction= or count=, not both.")
     if fraction is not None and not 0 < fraction <= 1:
         raise InputError(f"fraction: expected a number in (0, 1], got {fraction}.")
-    if count is not None and count < 1:
-        raise InputError(f"count: expected at least 1, got {count}.")
+    _check_whole("count", count, 1)
     if not threshold <= 0:
         raise InputError(f"threshold: lambda* must be <= 0, got {threshold}.")
-    if min_per_unit < 0 or (max_per_unit is not None and max_per_unit < max(min_per_unit, 0)):
+
+
+def _check_whole(name: str, value: Any, least: int) -> None:
+    if value is not None and (value < least or value != value // 1):
+        raise InputError(f"{name}: expected a whole number of at least {least}, got {value}.")
+
+
+def _check_per_unit(minimum: int, maximum: int | None, round_to: int) -> None:
+    _check_whole("min_per_unit", minimum, 0)
+    _check_whole("max_per_unit", maximum, 0)
+    _check_whole("round_to", round_to, 1)
+    if maximum is not None and maximum < minimum:
         raise InputError(
-            "min_per_unit and max_per_unit: expected 0 <= min <= max, got "
-            f"{min_per_unit} and {max_per_unit}."
+            f"min_per_unit and max_per_unit: expected 0 <= min <= max, got {minimum} and {maximum}."
         )
-    if round_to < 1:
-        raise InputError(f"round_to: expected at least 1, got {round_to}.")
+
+
+def _check_scores(scores: Scores) -> None:
+    if not isinstance(scores, Scores):
+        raise InputError(f"scores: expected what score() returned, got {type(scores).__name__}.")
+    for name, found in scores.items():
+        for k, value in enumerate(found.values.tolist()):
+            if not isfinite(value):
+                raise InputError(
+                    f"{name}, neuron {k}: its splitting index is {value}, so it cannot be ranked. "
+                    "The loss or its derivatives overflow somewhere: score on other batches, in "
+                    "float64, or leave the unit out with find_units(..., exclude=[...])."
+                )
 
 
 @dataclass(frozen=True)
@@ -99,6 +128,11 @@ class Limits:
         """Is a plan of this many neurons and this cost within the limits?"""
         pairs = ((self.count, count), (self.params, cost.params), (self.macs, cost.macs))
         return all(limit is None or spent <= limit for limit, spent in pairs)
+
+    def share(self, cost: Cost) -> float:
+        """Which share of the budgets a cost takes, added up over the two."""
+        pairs = ((self.params, cost.params), (self.macs, cost.macs))
+        return sum(spent / max(limit, 1) for limit, spent in pairs if limit is not None)
 
 
 @dataclass(frozen=True)
@@ -128,54 +162,60 @@ class _Chooser:
 
     scores: Scores
     limits: Limits
-    per: Per
+    per: Per | None
     max_per_unit: int | None
     round_to: int
     entries: list[Entry] = field(default_factory=list)
     widths: dict[Axis, int] = field(default_factory=dict)
-    spent: Cost = Cost(0, 0)
+    spent: Cost = field(default_factory=lambda: Cost(0, 0))
 
     def __post_init__(self) -> None:
         self._costs = CostModel(self.scores.units)
-        self._order_of = {name: i for i, name in enumerate(self.scores)}
 
-    def take_at_least(self, unit: Unit, listed: list[_Candidate], minimum: int) -> None:
-        """The best of one unit first, until it has its minimum."""
-        while listed and self._taken(unit) < minimum:
-            if not self._take(unit, listed):
-                return
+    def take_best(
+        self, candidates: Mapping[str, list[_Candidate]], until: int | None = None
+    ) -> None:
+        """The best pack of all units, again and again, until nothing more fits.
 
-    def take_best(self, candidates: dict[str, list[_Candidate]]) -> None:
-        """The best pack of all units, again and again, until nothing more fits."""
-        open_units = [n for n, listed in candidates.items() if listed]
-        while open_units:
-            best = min(open_units, key=lambda n: self._order(n, candidates[n]))
-            if not self._take(self.scores[best].unit, candidates[best]):
-                open_units.remove(best)
-            elif not candidates[best]:
-                open_units.remove(best)
+        With ``until``, a unit that has as many is left alone. A pack that does not fit never will:
+        what is spent only grows, and so does the cost of a neuron as its neighbours grow.
+        """
+        units = {n: self.scores[n].unit for n, listed in candidates.items() if listed}
+        while units:
+            # min() keeps the first of equals: ties go to the unit that comes first.
+            best = min(units, key=lambda n: -self._worth(units[n], candidates[n]))
+            enough = until is not None and self._taken(units[best]) >= until
+            if enough or not self._take(units[best], candidates[best]):
+                del units[best]
 
-    def _order(self, name: str, listed: list[_Candidate]) -> tuple[float, float]:
-        """Most gain per cost first; ties by the order of the units."""
-        unit = self.scores[name].unit
+    def _worth(self, unit: Unit, listed: list[_Candidate]) -> float:
+        """The gain of a unit's next pack per neuron, or per cost."""
         pack = listed[: self._pack_size(unit)]
-        gain = sum(c.gain for c in pack) / len(pack)
-        if self.per != "neuron":
-            cost = self._costs.added(unit, self.widths, len(pack))
-            gain = gain * len(pack) / max(getattr(cost, self.per), 1)
-        return (-gain, self._order_of[name])
+        gain = sum(c.gain for c in pack)
+        return gain / max(self._price(unit, len(pack)), 1e-30)
+
+    def _price(self, unit: Unit, count: int) -> float:
+        """What gains are divided by before they are compared."""
+        limited = self.limits.params is not None or self.limits.macs is not None
+        if self.per == "neuron" or (self.per is None and not limited):
+            return count
+        cost = self._costs.added(unit, self.widths, count)
+        return self.limits.share(cost) if self.per is None else getattr(cost, self.per)
 
     def _take(self, unit: Unit, listed: list[_Candidate]) -> bool:
+        """Take the next pack of a unit, if there is one and the limits allow it."""
         size = self._pack_size(unit)
-        pack = listed[:size]
-        cost = self.spent + self._costs.added(unit, self.widths, size)
-        full = self.max_per_unit is not None and self._taken(unit) + size > self.max_per_unit
-        if len(pack) < size or full or not self.limits.allow(len(self.entries) + size, cost):
+        if len(listed) < size:
             return False
+        if self.max_per_unit is not None and self._taken(unit) + size > self.max_per_unit:
+            return False
+        spent = self.spent + self._costs.added(unit, self.widths, size)
+        if not self.limits.allow(len(self.entries) + size, spent):
+            return False
+        self.entries += [c.entry for c in listed[:size]]
         del listed[:size]
-        self.entries += [c.entry for c in pack]
         self.widths[unit.axis] = self._width(unit) + size
-        self.spent = cost
+        self.spent = spent
         return True
 
     def _width(self, unit: Unit) -> int:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from splitgrow.errors import InputError, PlanError, SplitRefused
-from splitgrow.optimizer import carry_state, check_owner
+from splitgrow.errors import InputError, LossError, PlanError, SplitRefused
+from splitgrow.optimizer import carry_state, check_optimizer
 from splitgrow.plan import Entry, SplitPlan
 from splitgrow.state import Undo
 from splitgrow.surgery import Regrowth, plan_regrowth, regrow
@@ -20,10 +22,9 @@ from splitgrow.trial import largest_change, run, tolerance
 from splitgrow.units import named_tensors
 from splitgrow.view import check_batches, mean_loss
 
-# The search for a step starts here, as a fraction of each neuron's own length, ...
-FIRST_STEP = 1e-2
-# ... and stays between these.
-SMALLEST_STEP, LARGEST_STEP = 1e-6, 1.0
+# Steps are searched among 10 ** (i / 4), as a fraction of each neuron's own length: from the
+# first i on, by two at a time, between the smallest and the largest.
+FIRST, SMALLEST, LARGEST = -8, -24, 0
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def split(
 
     Without ``step`` the step is searched on the batches, relative to each neuron's length, and
     the best one is kept; where none lowers the loss, the split is refused. Whatever fails, model
-    and optimizer are left exactly as they were.
+    and optimizer are left exactly as they were. Parameters stay the same objects; the ``.grad``
+    of those that are resized is dropped.
 
     Args:
         model: the model that the plan was made for.
@@ -92,84 +94,196 @@ def split(
         loss_fn: ``loss_fn(model, batch)`` gives the mean loss of a batch.
         batches: data to search the step on, and to measure the change of loss.
     """
-    _check(plan, step, loss_fn, batches)
-    plan.units.check(model)
-    tensors = named_tensors(model)
-    parameters = dict(model.named_parameters())
-    plans = plan_regrowth(plan.units, plan.chosen)
-    if optimizer is not None:
-        check_owner(optimizer, parameters, plans)
-    shapes = {name: tensors[name].shape for name in plans}
-    before = run(model, plan.units.graph.example)
-    loss = None if batches is None else mean_loss(model, loss_fn, batches)
-    count = sum(p.numel() for p in parameters.values())
-    steps = _relative_steps(plan) if step is None else dict.fromkeys(range(len(plan)), 1.0)
-    offsets = _offsets(plan, plans, tensors, steps)
-    with Undo() as undo:
-        regrow(model, plan.units, plans, undo)
-        parity = _parity(model, plan, before)
-        mover = _Mover(tensors, offsets)
-        if step is None:
-            assert loss is not None
-            chosen, tried = _search(model, mover, loss_fn, batches, loss)
-        else:
-            chosen, tried = step, ()
-        mover.move(chosen)
-        measured = None
-        if loss is not None:
-            changes = dict(tried)
-            again = changes.get(chosen)
-            measured = mean_loss(model, loss_fn, batches) - loss if again is None else again
+    _check_plan(model, plan)
+    _check_step(step)
+    _check_data(step, loss_fn, batches)
+    # Tensors made in inference mode could never be trained.
+    with torch.inference_mode(False), torch.no_grad():
+        operation = _Operation(model, plan, step)
         if optimizer is not None:
-            carry_state(optimizer, shapes, parameters, plans, undo)
-    return _receipt(plan, parity, chosen, steps, measured, loss, count, parameters, tried)
+            check_optimizer(optimizer, operation.parameters, operation.plans)
+        meter = None if batches is None else _Meter(model, loss_fn, batches)
+        return operation.perform(step, optimizer, meter)
 
 
-def _check(
-    plan: SplitPlan, step: float | None, loss_fn: LossFn | None, batches: Iterable[Any] | None
-) -> None:
+def _check_plan(model: nn.Module, plan: SplitPlan) -> None:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
     if not isinstance(plan, SplitPlan):
         raise InputError(f"plan: expected what select() returned, got {type(plan).__name__}.")
-    if step is not None and not (step > 0 and step < float("inf")):
-        raise InputError(f"step: expected a positive number, got {step}.")
-    if (loss_fn is None) != (batches is None):
-        raise InputError("give loss_fn and batches together, or neither.")
-    if step is None and batches is None:
-        raise InputError(
-            "to search the step, give loss_fn= and batches=; or set it yourself with step=."
-        )
-    if batches is not None:
-        check_batches(batches)
     if not len(plan):
         raise PlanError(
             "the plan is empty: no neuron has a negative splitting index within the limits. The "
             "model is splitting stable; train on, or widen the limits of select()."
         )
-    seen = {(e.unit, e.neuron) for e in plan}
-    if len(seen) < len(plan):
-        raise PlanError("the plan lists a neuron twice.")
+    plan.units.check(model)
 
 
-def _relative_steps(plan: SplitPlan) -> dict[int, float]:
-    """Each neuron's own length; that of its unit's neurons on average where it is 0."""
+def _check_step(step: float | None) -> None:
+    if step is None:
+        return
+    try:
+        fits = 0 < float(step) < inf
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise InputError(f"step: expected a positive number, got {step!r}.")
+
+
+def _check_data(step: float | None, loss_fn: LossFn | None, batches: Iterable[Any] | None) -> None:
+    if (loss_fn is None) != (batches is None):
+        raise InputError("give loss_fn= and batches= together, or neither.")
+    if step is None and batches is None:
+        raise InputError(
+            "to search the step, give loss_fn= and batches=; or set it yourself with step=."
+        )
+    if loss_fn is not None and not callable(loss_fn):
+        raise InputError(f"loss_fn: expected a function, got {type(loss_fn).__name__}.")
+    if batches is not None:
+        check_batches(batches)
+
+
+class _Meter:
+    """The change of the mean loss on the batches since the meter was made."""
+
+    def __init__(self, model: nn.Module, loss_fn: Any, batches: Iterable[Any]) -> None:
+        self._measure = partial(mean_loss, model, loss_fn, batches)
+        self.loss = self._measure()
+
+    def change(self) -> float:
+        """The loss now, less the loss at the start."""
+        return self._measure() - self.loss
+
+    def change_or_infinity(self) -> float:
+        """The same, where a step so large that the loss overflows is infinitely bad."""
+        try:
+            return self.change()
+        except LossError:
+            return inf
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The step that was taken, and what is known of it."""
+
+    size: float
+    measured: float | None
+    searched: tuple[tuple[float, float], ...] = ()
+
+
+class _Operation:
+    """One split of one model: what must be known beforehand, and how it is done."""
+
+    def __init__(self, model: nn.Module, plan: SplitPlan, step: float | None) -> None:
+        self.model = model
+        self.plan = plan
+        self.plans = plan_regrowth(plan.units, plan.chosen)
+        self.tensors = named_tensors(model)
+        self.parameters = {n: t for n, t in self.tensors.items() if isinstance(t, nn.Parameter)}
+        self.shapes = {name: self.tensors[name].shape for name in self.plans}
+        self.size = self._count()
+        # A searched step is relative to each neuron's length, a given one is absolute.
+        self.unit_steps = _lengths(plan) if step is None else [1.0] * len(plan)
+        self.offsets = _offsets(plan, self.plans, self.tensors, self.unit_steps)
+        self.outputs = self._run_example()
+
+    def perform(
+        self, step: float | None, optimizer: Optimizer | None, meter: _Meter | None
+    ) -> Receipt:
+        """Resize, find the step, move the offspring apart, carry the optimizer's state."""
+        with Undo() as undo:
+            regrow(self.model, self.plan.units, self.plans, undo)
+            parity = self._parity()
+            taken = self._move(step, meter)
+            if optimizer is not None:
+                carry_state(optimizer, self.shapes, self.parameters, self.plans, undo)
+            return self._receipt(parity, taken, None if meter is None else meter.loss)
+
+    def _move(self, step: float | None, meter: _Meter | None) -> _Step:
+        mover = _Mover(self.tensors, self.offsets)
+        if step is not None:
+            mover.move(step)
+            return _Step(step, None if meter is None else meter.change())
+        assert meter is not None
+        found = _search(mover, meter, self._rounding(meter.loss))
+        mover.move(found.size)
+        return found
+
+    def _count(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+    def _run_example(self) -> list[Tensor]:
+        try:
+            return run(self.model, self.plan.units.graph.example)
+        except Exception as error:
+            raise PlanError(
+                "the model does not run on the example that find_units was given "
+                f"({type(error).__name__}: {error}). Was it converted since? Call find_units again."
+            ) from error
+
+    def _parity(self) -> float:
+        try:
+            parity = largest_change(self.outputs, run(self.model, self.plan.units.graph.example))
+        except Exception as error:
+            raise SplitRefused(
+                f"the model's forward does not run once it is wider ({type(error).__name__}: "
+                f"{error}). Nothing was changed. Does forward fix a width in its code?"
+            ) from error
+        if not parity <= tolerance(self.model, self.outputs):
+            raise SplitRefused(
+                f"the wider model's outputs differ by {parity:.1e} before its neurons part, more "
+                "than rounding can explain. Nothing was changed. Split fewer units at a time, and "
+                "report this model."
+            )
+        return parity
+
+    def _rounding(self, loss: float) -> float:
+        """What a loss of this size may change by rounding, a few units in the last place."""
+        kinds = {p.dtype for p in self.parameters.values() if p.is_floating_point()}
+        return 4 * max(torch.finfo(kind).eps for kind in kinds) * abs(loss)
+
+    def _receipt(self, parity: float, taken: _Step, loss: float | None) -> Receipt:
+        chosen, width = self.plan.chosen, {unit.name: unit.width for unit in self.plan.units}
+
+        def offspring(entry: Entry, unit_step: float) -> Offspring:
+            twin = width[entry.unit] + chosen[entry.unit].index(entry.neuron)
+            return Offspring(entry.unit, entry.neuron, twin, entry.lambda_, taken.size * unit_step)
+
+        pairs = zip(self.plan, self.unit_steps, strict=True)
+        listed = tuple(offspring(entry, unit_step) for entry, unit_step in pairs)
+        return Receipt(
+            parity=parity,
+            step=taken.size,
+            predicted=sum(o.step**2 * o.lambda_ / 2 for o in listed),
+            measured=taken.measured,
+            loss=loss,
+            offspring=listed,
+            widths={n: (width[n], width[n] + len(neurons)) for n, neurons in chosen.items()},
+            params=(self.size, self._count()),
+            searched=taken.searched,
+        )
+
+
+def _lengths(plan: SplitPlan) -> list[float]:
+    """Each neuron's own length; where that is 0, the mean of those in the plan."""
     lengths = [entry.scale for entry in plan]
     typical = sum(lengths) / len(lengths) or 1.0
-    return {i: length or typical for i, length in enumerate(lengths)}
+    return [length or typical for length in lengths]
 
 
 def _offsets(
     plan: SplitPlan,
     plans: Mapping[str, Regrowth],
     tensors: Mapping[str, Tensor],
-    steps: Mapping[int, float],
+    unit_steps: list[float],
 ) -> dict[str, Tensor]:
     """By tensor, what a step of 1 adds."""
     moves: dict[str, Tensor] = {}
     for name in plan.chosen:
         unit = plan.units[name]
         moves[name] = torch.zeros(unit.width, unit.size, dtype=torch.float64)
-    for i, entry in enumerate(plan):
-        moves[entry.unit][entry.neuron] = steps[i] * entry.direction.double()
+    for entry, unit_step in zip(plan, unit_steps, strict=True):
+        moves[entry.unit][entry.neuron] = unit_step * entry.direction.double()
     found = {n: regrowth.offset(tensors[n].detach(), moves) for n, regrowth in plans.items()}
     return {name: offset for name, offset in found.items() if offset is not None}
 
@@ -181,100 +295,41 @@ class _Mover:
         self._parts = [(tensors[n], tensors[n].detach().clone(), o) for n, o in offsets.items()]
 
     def move(self, step: float) -> None:
-        with torch.no_grad():
-            for tensor, start, offset in self._parts:
-                torch.add(start, offset.to(start), alpha=step, out=tensor.data)
+        """Put every offspring at its parent's place +- step times its offset."""
+        for tensor, start, offset in self._parts:
+            torch.add(start, offset, alpha=step, out=tensor.data)
 
 
-def _parity(model: nn.Module, plan: SplitPlan, before: list[Tensor]) -> float:
-    try:
-        parity = largest_change(before, run(model, plan.units.graph.example))
-    except Exception as error:
-        raise SplitRefused(
-            f"the model's forward does not run once it is wider ({type(error).__name__}: {error}). "
-            "Nothing was changed. Does forward fix a width in its code?"
-        ) from error
-    if not parity <= tolerance(before):
-        raise SplitRefused(
-            f"the wider model's outputs differ by {parity:.1e} before its neurons part, more than "
-            "rounding can explain. Nothing was changed. Split fewer units at a time, and report "
-            "this model."
-        )
-    return parity
-
-
-def _search(
-    model: nn.Module, mover: _Mover, loss_fn: LossFn | None, batches: Iterable[Any] | None, loss: float
-) -> tuple[float, tuple[tuple[float, float], ...]]:
+def _search(mover: _Mover, meter: _Meter, rounding: float) -> _Step:
     """The relative step with the lowest loss, among a handful.
 
-    Up or down from the first guess by factors of sqrt(10) until the loss gets no better, then
-    once more on either side of the best.
+    Down from the first guess until the loss no longer rises, up until it gets no better, then
+    once more on either side of the best. A change within rounding is none.
     """
     tried: dict[float, float] = {}
 
-    def change(step: float) -> float:
+    def change(i: int) -> float:
+        step = 10 ** (i / 4)
         if step not in tried:
             mover.move(step)
-            tried[step] = mean_loss_or_infinity(model, loss_fn, batches) - loss
+            tried[step] = meter.change_or_infinity()
         return tried[step]
 
-    factor = 10**0.5
-    step = FIRST_STEP
-    while change(step) >= 0 and step > SMALLEST_STEP:
-        step /= factor
-    while step * factor <= LARGEST_STEP and change(step * factor) < change(step):
-        step *= factor
-    for side in (step * factor**0.5, step / factor**0.5):
-        if change(step) < 0:
-            change(side)
-    best = min(tried, key=lambda s: tried[s])
-    if not tried[best] < 0:
+    noise = rounding + 2 * abs(meter.change())  # the offspring have not parted yet
+    i = FIRST
+    while change(i) > noise and i > SMALLEST:
+        i -= 2
+    while i < LARGEST and change(i + 2) < (change(i) if change(i) < -noise else noise):
+        i += 2
+    if change(i) < -noise:
+        change(i - 1)
+        change(min(i + 1, LARGEST))
+    best = min(tried, key=lambda step: tried[step])
+    if not tried[best] < -noise:
         raise SplitRefused(
             f"no step between {min(tried):.0e} and {max(tried):.0e} of the neurons' length lowers "
-            f"the loss of {loss:.6g} on these batches. Nothing was changed. Train on before the "
-            "next split, score on more data, or select fewer neurons."
+            f"the loss of {meter.loss:.6g} on these batches by more than rounding ({noise:.0e}). "
+            "Nothing was changed. Train on before the next split, score on more data, or select "
+            "fewer neurons."
         )
-    return best, tuple(sorted(tried.items()))
-
-
-def mean_loss_or_infinity(model: nn.Module, loss_fn: Any, batches: Any) -> float:
-    """The mean loss, where a step so large that it overflows counts as infinitely bad."""
-    from splitgrow.errors import LossError
-
-    try:
-        return mean_loss(model, loss_fn, batches)
-    except LossError:
-        return float("inf")
-
-
-def _receipt(
-    plan: SplitPlan,
-    parity: float,
-    step: float,
-    steps: Mapping[int, float],
-    measured: float | None,
-    loss: float | None,
-    count: int,
-    parameters: Mapping[str, nn.Parameter],
-    tried: tuple[tuple[float, float], ...],
-) -> Receipt:
-    twins = {name: {k: plan.units[name].width + i for i, k in enumerate(neurons)}
-             for name, neurons in plan.chosen.items()}  # fmt: skip
-
-    def offspring(i: int, e: Entry) -> Offspring:
-        return Offspring(e.unit, e.neuron, twins[e.unit][e.neuron], e.lambda_, step * steps[i])
-
-    listed = tuple(offspring(i, entry) for i, entry in enumerate(plan))
-    return Receipt(
-        parity=parity,
-        step=step,
-        predicted=sum(o.step**2 * o.lambda_ / 2 for o in listed),
-        measured=measured,
-        loss=loss,
-        offspring=listed,
-        widths={n: (plan.units[n].width, plan.units[n].width + len(k))
-                for n, k in plan.chosen.items()},
-        params=(count, sum(p.numel() for p in parameters.values())),
-        searched=tried,
-    )  # fmt: skip
+    return _Step(best, tried[best], tuple(sorted(tried.items())))

@@ -11,14 +11,15 @@ passes alone.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from torch import fx
 
 from splitgrow.analysis import Analysis
-from splitgrow.capture import place_of
+from splitgrow.capture import is_tensor_valued, place_of
 from splitgrow.layout import Axis, leaves
-from splitgrow.rules import Rule, Trait, find_rule
+from splitgrow.rules import Rule, Trait, find_rule, operands
 
 _HEADS = ("aten::linear", "aten::conv", "aten::matmul", "aten::mm", "aten::einsum", "aten::mv",
           "aten::bmm")  # fmt: skip
@@ -68,14 +69,17 @@ def trace_subgraph(analysis: Analysis, axis: Axis, theta: tuple[fx.Node, ...]) -
     inside: dict[fx.Node, None] = dict.fromkeys(theta)
     edges: list[tuple[fx.Node, fx.Node]] = []
     for node in analysis.graph.nodes:
+        if not is_tensor_valued(node) or _has(node, Trait.CONSTANT):
+            continue
         read = [n for n in node.all_input_nodes if n in inside]
         edges += [(node, n) for n in read if (node, n) in edge_set]
         if any((node, n) not in edge_set for n in read):
-            if not _carries(analysis, node, axis):
-                return f"{place_of(node)}: its index is lost in {node.target}"
-            inside[node] = None
+            if _carries(analysis, node, axis):
+                inside[node] = None
+            elif not _has(node, Trait.CUTS):
+                return f"{place_of(node)}: {node.target} depends on it but does not carry it on"
     if not edges:
-        return "no weight reads it"
+        return "no weight reads its neurons, so there are no columns to halve"
     nodes = [n for n in inside if n not in theta]
     heads = _find_heads(analysis, nodes, theta, edge_set)
     in_heads = {n for head in heads for n in (head.node, *head.prelude)}
@@ -88,10 +92,14 @@ def trace_subgraph(analysis: Analysis, axis: Axis, theta: tuple[fx.Node, ...]) -
     return Subgraph(theta, heads, body, tuple(edges), tuple(outside), diagonal)
 
 
+def _has(node: fx.Node, trait: Trait) -> bool:
+    found = find_rule(node)
+    return found is not None and bool(found.traits & trait)
+
+
 def _carries(analysis: Analysis, node: fx.Node, axis: Axis) -> bool:
-    if node in analysis.several:
-        return any(axis in leaves(layout) for dims in analysis.several[node] for layout in dims)
-    return any(axis in leaves(layout) for layout in analysis.dims.get(node, ()))
+    dims = (layout for result in analysis.results(node) for layout in result)
+    return any(axis in leaves(layout) for layout in dims)
 
 
 def _find_heads(
@@ -113,15 +121,19 @@ def _find_heads(
         before = _ancestors(live, members)
         parameters = tuple(p for p in theta if p in before)
         heads.append(Head(node, parameters, tuple(n for n in nodes if n in before)))
-    return tuple(heads)
+    uses = Counter(p for head in heads for p in head.parameters)
+    # A parameter that was cut into the weights of two layers is left to the body.
+    return tuple(head for head in heads if all(uses[p] == 1 for p in head.parameters))
 
 
 def _linear_in(node: fx.Node, live: list[fx.Node]) -> bool:
-    """Weight and bias together, or one factor of a product."""
-    if len(live) == 1:
-        return True
-    data = node.args[0]
-    return data not in live and len(node.args) > 1 and node.args[1] in live
+    """Is a layer linear, without constant term, in its live inputs together?
+
+    The weight with or without the bias; one factor of a product. Not the bias alone.
+    """
+    if len(live) > 1 or len(node.args) > 2:
+        return node.args[0] not in live and node.args[1] in live
+    return True
 
 
 def _ancestors(nodes: list[fx.Node], members: set[fx.Node]) -> set[fx.Node]:
@@ -145,7 +157,7 @@ def _is_diagonal(
     shape = analysis.shape(z)
     pointwise, linear = {z}, set[fx.Node]()
     for node in body:
-        live = [n for n in node.all_input_nodes if n in pointwise or n in linear]
+        live = [n for n in operands(node) if n in pointwise or n in linear]
         found = _traits_of(node)
         if found is None:
             return False

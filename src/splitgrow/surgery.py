@@ -1,7 +1,7 @@
 """Resize a model's tensors so that chosen neurons become two.
 
-Offspring of neuron k: k itself and a new neuron at the end of its unit. With all steps at 0 the
-model computes what it did before, because the columns that read the two are halved.
+Offspring of neuron k: k itself and a new neuron behind the last one of its unit. With all steps
+at 0 the model computes what it did before, because the columns that read the two are halved.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
-from splitgrow.attributes import fix_attributes
-from splitgrow.layout import Axis, Layout, resolve, size_of, sources, spread
+from splitgrow.attributes import fix_attributes, set_size
+from splitgrow.layout import Axis, Layout, size_of, sources, spread
 from splitgrow.state import Undo
 from splitgrow.units import Slot, Unit, Units, named_tensors
+
+Neurons = NDArray[np.int64]  # for each neuron of a grown unit, the old one it descends from
 
 
 @dataclass
@@ -25,8 +29,8 @@ class Regrowth:
 
     Attributes:
         gather: dimension -> for each new entry, the old one that it copies.
-        halved: consumer dimensions -> factor of each new entry, 1 or 1/2.
-        offspring: dimensions of neurons -> factor of their gradient, 1 or 1/2.
+        halved: (dimension of columns, factor of each new entry, 1 or 1/2).
+        offspring: (dimension of neurons, factor of each new entry's gradient, 1 or 1/2).
         moves: (unit, slot, sign of each new entry) where offspring part along theta.
     """
 
@@ -42,8 +46,8 @@ class Regrowth:
         return tensor
 
     def value(self, tensor: Tensor) -> Tensor:
-        """The tensor at step 0: entries duplicated, consumers halved."""
-        return _scale(self.copy(tensor), self.halved)
+        """The tensor at step 0, in the old one's memory format: duplicated, columns halved."""
+        return _like(_scale(self.copy(tensor), self.halved), tensor)
 
     def offset(self, tensor: Tensor, steps: Mapping[str, Tensor]) -> Tensor | None:
         """What +-steps add to the value; ``steps[unit]`` is (width, size), 0 where not split.
@@ -53,17 +57,18 @@ class Regrowth:
         """
         total = None
         for unit, slot, sign in self.moves:
-            rows = _rows_of(unit, slot, steps[unit.name], tensor)
+            rows = _rows_of(unit, slot, steps[unit.name]).to(tensor)
             moved = self.copy(slot.place(rows, tensor.shape)) * _along(sign, slot.dim, tensor)
             total = moved if total is None else total + moved
         return None if total is None else _scale(total, self.halved)
 
     def gradient_like(self, tensor: Tensor, degree: float) -> Tensor:
-        """A tensor that scales as the gradient to the power ``degree``, such as momentum.
+        """A tensor that scales as the gradient to the power ``degree``, such as momentum (1).
 
-        An offspring's gradient is half its parent's, a consumer column's is its parent's.
+        An offspring's gradient is half its parent's, a column's is its parent's.
         """
-        return _scale(self.copy(tensor), [(d, f**degree) for d, f in self.offspring])
+        factors = [(dim, factor**degree) for dim, factor in self.offspring]
+        return _like(_scale(self.copy(tensor), factors), tensor)
 
 
 def _scale(tensor: Tensor, factors: Sequence[tuple[int, Tensor]]) -> Tensor:
@@ -78,57 +83,68 @@ def _along(vector: Tensor, dim: int, like: Tensor) -> Tensor:
     return vector.to(like.device, like.dtype).reshape(shape)
 
 
-def _rows_of(unit: Unit, slot: Slot, vectors: Tensor, tensor: Tensor) -> Tensor:
+def _like(tensor: Tensor, old: Tensor) -> Tensor:
+    """In the memory format of the old one; strides the same for a parameter and its state."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(old.ndim)
+    if last is not None and old.is_contiguous(memory_format=last) and not old.is_contiguous():
+        return tensor.clone(memory_format=last)
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _rows_of(unit: Unit, slot: Slot, vectors: Tensor) -> Tensor:
     """The columns of (width, size) that belong to one of the unit's parameters."""
-    start = 0
-    for other in unit.theta:
-        if other is slot:
-            break
-        start += unit.slot_size(other)
-    return vectors[:, start : start + unit.slot_size(slot)].to(tensor)
+    before = unit.theta[: unit.theta.index(slot)]
+    start = sum(unit.slot_size(other) for other in before)
+    return vectors[:, start : start + unit.slot_size(slot)]
 
 
 def plan_regrowth(units: Units, chosen: Mapping[str, Sequence[int]]) -> dict[str, Regrowth]:
     """For every tensor that changes, how; ``chosen`` lists the neurons of each unit to split."""
-    grown: dict[Axis, np.ndarray] = {}
+    parents: dict[Axis, Neurons] = {}
     for name, neurons in chosen.items():
         axis = units[name].axis
-        grown[axis] = np.concatenate([np.arange(axis.size), np.asarray(neurons, dtype=np.int64)])
+        parents[axis] = np.concatenate([np.arange(axis.size), np.asarray(neurons, dtype=np.int64)])
+    widths = {axis: len(listed) for axis, listed in parents.items()}
     plans: dict[str, Regrowth] = {}
     for name, layouts in units.layouts.items():
         for dim, layout in enumerate(layouts):
-            if size_of(layout, {a: len(s) for a, s in grown.items()}) != size_of(layout):
-                index = torch.from_numpy(sources(layout, grown))
+            if size_of(layout, widths) != size_of(layout):
+                index = torch.from_numpy(sources(layout, parents))
                 plans.setdefault(name, Regrowth()).gather[dim] = index
-    for name, neurons in chosen.items():
-        _mark(units, units[name], neurons, plans)
+    for name in chosen:
+        _mark(units, units[name], parents, plans)
     return plans
 
 
 def _mark(
-    units: Units, unit: Unit, neurons: Sequence[int], plans: dict[str, Regrowth]
+    units: Units, unit: Unit, parents: Mapping[Axis, Neurons], plans: Mapping[str, Regrowth]
 ) -> None:
-    width, count = unit.width, len(neurons)
-    sign = np.zeros(width + count, dtype=np.int64)
-    sign[list(neurons)] = 1
-    sign[width:] = -1
+    """Note on each tensor of a unit which of its entries are halved, and which move where."""
 
-    def lay(slot: Slot) -> Tensor:
-        # Shifted by 2, because spread() keeps the larger of two values.
-        layout = units.layouts[slot.name][slot.dim]
-        return torch.from_numpy(spread(layout, {unit.axis: sign + 2}, fill=0) - 2)
-
-    def half(signs: Tensor) -> Tensor:
-        return torch.where(signs.abs() == 1, 0.5, 1.0)
+    def signs(slot: Slot) -> Tensor:
+        return _signs(units.layouts[slot.name][slot.dim], unit.axis, parents)
 
     for slot in unit.consumers:
-        plans[slot.name].halved.append((slot.dim, half(lay(slot))))
+        plans[slot.name].halved.append((slot.dim, _half_where_split(signs(slot))))
     for slot in (*unit.theta, *unit.copies):
-        plans[slot.name].offspring.append((slot.dim, half(lay(slot))))
+        plans[slot.name].offspring.append((slot.dim, _half_where_split(signs(slot))))
     for slot in unit.theta:
-        signs = lay(slot)
-        moving = torch.where(signs.abs() == 1, signs, 0)
-        plans[slot.name].moves.append((unit, slot, moving))
+        plans[slot.name].moves.append((unit, slot, signs(slot)))
+
+
+def _signs(layout: Layout, axis: Axis, parents: Mapping[Axis, Neurons]) -> Tensor:
+    """For each new entry of a dimension: +1 of a first offspring, -1 of its twin, 0 of others."""
+    signs = np.zeros(len(parents[axis]), dtype=np.int64)
+    signs[parents[axis][axis.size :]] = 1
+    signs[axis.size :] = -1
+    # Other units may grow in the same dimension. Shifted by 2, because spread() keeps the larger.
+    values = {other: np.zeros(len(listed), dtype=np.int64) for other, listed in parents.items()}
+    laid = spread(layout, values | {axis: signs + 2}, fill=0)
+    return torch.from_numpy(np.where(laid == 0, 0, laid - 2))
+
+
+def _half_where_split(signs: Tensor) -> Tensor:
+    return torch.where(signs == 0, 1.0, 0.5)
 
 
 def regrow(model: nn.Module, units: Units, plans: Mapping[str, Regrowth], undo: Undo) -> None:
@@ -136,35 +152,24 @@ def regrow(model: nn.Module, units: Units, plans: Mapping[str, Regrowth], undo: 
     tensors = named_tensors(model)
     for name, plan in plans.items():
         old = tensors[name]
-        undo.set_data(old, _like(plan.value(old.detach()), old))
-    fix_attributes(model, list(plans), undo)
-    widths = _sizes(units, plans)
+        undo.set_data(old, plan.value(old.detach()))
+    changed = {id(tensors[name]) for name in plans}
+    fix_attributes(model, [name for name, t in tensors.items() if id(t) in changed], undo)
+    widths = _new_widths(plans)
     for path, layout in units.analysis.channels:
         module = model.get_submodule(path)
-        if isinstance(getattr(module, "num_features", None), int):
-            undo.set_attribute(module, "num_features", size_of(layout, widths))
+        if isinstance(module, _NormBase):  # without affine and statistics no tensor tells
+            set_size(module, "num_features", size_of(layout, widths), undo)
 
 
-def _sizes(units: Units, plans: Mapping[str, Regrowth]) -> dict[Axis, int]:
-    """The new width of every unit that some tensor of the plan carries."""
+def _new_widths(plans: Mapping[str, Regrowth]) -> dict[Axis, int]:
+    """The new width of every unit that grows."""
     widths: dict[Axis, int] = {}
-    for unit in units:
-        slot = unit.theta[0]
-        plan = plans.get(slot.name)
-        if plan is not None:
-            signs = [s for u, _, s in plan.moves if u is unit]
-            if signs:
-                per_neuron = slot.positions.shape[1]
-                widths[unit.axis] = unit.width + int((signs[0] == -1).sum()) // per_neuron
+    for plan in plans.values():
+        for unit, slot, signs in plan.moves:
+            twins = int((signs == -1).sum()) // slot.positions.shape[1]
+            widths[unit.axis] = unit.width + twins
     return widths
 
 
-def _like(tensor: Tensor, old: Tensor) -> Tensor:
-    """In the memory format of the old one."""
-    last = old.ndim == 4 and old.is_contiguous(memory_format=torch.channels_last)
-    if last and not old.is_contiguous():
-        return tensor.contiguous(memory_format=torch.channels_last)
-    return tensor.contiguous()
-
-
-__all__ = ["Layout", "Regrowth", "plan_regrowth", "regrow", "resolve"]
+__all__ = ["Regrowth", "plan_regrowth", "regrow"]

@@ -25,20 +25,35 @@ def run(model: nn.Module, call: Call) -> list[Tensor]:
 
 
 def largest_change(before: list[Tensor], after: list[Tensor]) -> float:
-    """The largest absolute difference between two outputs of the same model."""
+    """The largest absolute difference between two outputs of the same model.
+
+    Infinities and NaNs (masked logits, say) that both have in the same places do not differ.
+    """
     if [t.shape for t in before] != [t.shape for t in after]:
         return float("inf")
-    changes = [(a.double() - b.double()).abs().max().item()
-               for a, b in zip(before, after, strict=True) if a.numel()]  # fmt: skip
-    return max(changes, default=0.0)
+    return max((_change(a, b) for a, b in zip(before, after, strict=True)), default=0.0)
 
 
-def tolerance(outputs: list[Tensor]) -> float:
+def _change(before: Tensor, after: Tensor) -> float:
+    a, b = _real(before), _real(after)
+    same = (a == b) | (a.isnan() & b.isnan())
+    change = torch.where(same, 0.0, (a - b).abs())
+    change = torch.where(change.isnan(), float("inf"), change)
+    return change.max().item() if change.numel() else 0.0
+
+
+def tolerance(model: nn.Module, outputs: list[Tensor]) -> float:
     """What rounding alone may change in outputs of this size."""
-    scale = max((t.double().abs().max().item() for t in outputs if t.numel()), default=1.0)
-    kinds = [t.dtype for t in outputs if t.dtype.is_floating_point]
+    entries = [_real(t).abs().reshape(-1) for t in outputs]
+    finite = torch.cat([e[e.isfinite()] for e in entries]) if entries else torch.zeros(0)
+    scale = finite.max().item() if finite.numel() else 1.0
+    kinds = {t.dtype for t in (*outputs, *model.parameters()) if t.dtype.is_floating_point}
     eps = max((torch.finfo(kind).eps for kind in kinds), default=1e-7)
-    return 1e3 * eps * max(scale, 1.0)
+    return min(1e3 * eps, 5e-2) * scale
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
 
 
 def try_units(model: nn.Module, units: Units) -> Units:
@@ -49,6 +64,7 @@ def try_units(model: nn.Module, units: Units) -> Units:
         trial = copy.deepcopy(model)
     except Exception:  # noqa: BLE001  (whatever a user's class raises: the split itself checks too)
         return units
+    _fill_zeros(trial)
     before = run(trial, units.graph.example)
     good: list[Unit] = []
     bad: list[Skipped] = []
@@ -61,18 +77,26 @@ def try_units(model: nn.Module, units: Units) -> Units:
     return Units(good, [*units.skipped, *bad], units.analysis)
 
 
+def _fill_zeros(model: nn.Module) -> None:
+    """Random numbers for parameters that are all 0: a branch that starts at 0 hides mistakes."""
+    with seeded(), torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point() and not parameter.any():
+                parameter.uniform_(-0.1, 0.1)
+
+
 def _fault(model: nn.Module, units: Units, unit: Unit, before: list[Tensor]) -> str | None:
+    """What goes wrong when the last neuron of a unit becomes two; the model is put back."""
     with Undo() as undo:
-        plans = plan_regrowth(units, {unit.name: [unit.width - 1]})
-        regrow(model, units, plans, undo)
         try:
+            regrow(model, units, plan_regrowth(units, {unit.name: [unit.width - 1]}), undo)
             change = largest_change(before, run(model, units.graph.example))
         except Exception as error:  # noqa: BLE001  (the model's own code may raise anything)
-            first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+            first = (str(error).strip().splitlines() or [""])[0]
             fault = f"forward does not run with one more neuron ({type(error).__name__}: {first}); "
             return fault + "does it fix the width in its code?"
         finally:
             undo.rollback()
-    if change <= tolerance(before):
+    if change <= tolerance(model, before):
         return None
     return f"one neuron more changes the outputs by {change:.1e}; does forward fix the width?"

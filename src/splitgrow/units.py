@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import overload
@@ -12,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from splitgrow.analysis import INPUT, Analysis, analyse
-from splitgrow.capture import Call, ExampleInputs, Graph, capture
+from splitgrow.analysis import Analysis, analyse
+from splitgrow.capture import Call, ExampleInputs, Graph, capture, named_tensors
 from splitgrow.errors import InputError, PlanError
-from splitgrow.layout import Axis, Layout, leaves, owners, resolve
+from splitgrow.layout import Axis, Layout, leaves, owners, repeated, resolve
 from splitgrow.subgraph import Subgraph, trace_subgraph
 
 
@@ -174,14 +175,8 @@ class Units(Sequence[Unit]):
     __repr__ = __str__
 
 
-def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer by name, under each of its names."""
-    named: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    return named | dict(model.named_buffers(remove_duplicate=False))
-
-
 def find_units(
-    model: nn.Module, example_inputs: ExampleInputs, *, exclude: Iterable[str] = ()
+    model: nn.Module, example_inputs: ExampleInputs | Call, *, exclude: Iterable[str] = ()
 ) -> Units:
     """Find what can be split in a model.
 
@@ -196,6 +191,8 @@ def find_units(
     """
     from splitgrow.trial import try_units
 
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
     graph = capture(model, Call.from_example(example_inputs))
     analysis = analyse(graph, model)
     units, skipped = _collect(analysis, model)
@@ -214,70 +211,87 @@ def _without(units: Units, exclude: Iterable[str]) -> Units:
     return Units(kept, [*left_out, *units.skipped], units.analysis)
 
 
+# ---- from layouts to units -------------------------------------------------------------------
+
+
 @dataclass
 class _Parts:
     """The slots of one axis while they are collected."""
 
     theta: list[tuple[fx.Node, Slot]] = field(default_factory=list)
+    frozen: list[Slot] = field(default_factory=list)
     copies: list[Slot] = field(default_factory=list)
     consumers: list[Slot] = field(default_factory=list)
 
+    @property
+    def own(self) -> list[Slot]:
+        """The parameters that make up a neuron, trainable or not."""
+        return [*(slot for _, slot in self.theta), *self.frozen]
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """Why the neurons in ``slots`` cannot be split; ``weak``: perhaps they are not neurons."""
+
+    slots: list[Slot]
+    reason: str
+    weak: bool
+
 
 def _collect(analysis: Analysis, model: nn.Module) -> tuple[list[Unit], list[Skipped]]:
-    carried = {a for n in analysis.graph.nodes if n not in analysis.weights
-               for dims in (*analysis.several.get(n, ()), analysis.dims.get(n, ()))
-               for layout in dims for a in leaves(layout)}  # fmt: skip
+    carried = _carried(analysis)
     units: list[Unit] = []
-    blocked: dict[str, str] = {}  # path -> reason
+    refusals: list[_Refusal] = []
     for axis, parts in _parts_by_axis(analysis, model).items():
-        if not parts.theta or axis not in carried:
+        if not parts.own or axis not in carried:
             continue
-        name = _unique_name(parts.theta[0][1], {unit.name for unit in units})
-        unit, reason = _make_unit(analysis, axis, parts, name)
-        if unit is not None:
-            units.append(unit)
-        elif reason is not None:
-            for _, slot in parts.theta:
-                blocked.setdefault(_path(slot.name), reason)
-    split = {_path(slot.name) for unit in units for slot in unit.theta}
-    skipped = [Skipped(path, _short(reason, path)) for path, reason in blocked.items()
-               if path not in split]  # fmt: skip
-    return units, skipped
+        found = _make_unit(analysis, axis, parts)
+        if isinstance(found, Unit):
+            units.append(found)
+        else:
+            weak = any(reason.position for reason in axis.blocks)
+            refusals.append(_Refusal(parts.own, found, weak))
+    named = _with_names(units)
+    refusals.sort(key=lambda refusal: refusal.weak)  # the better reason comes first
+    return named, _skipped(named, refusals)
 
 
-def _path(tensor: str) -> str:
-    """The module that a tensor belongs to, or its own name at the root of the model."""
-    return tensor.rpartition(".")[0] or tensor
-
-
-def _short(reason: str, path: str) -> str:
-    """A reason without the place where that is the skipped module itself."""
-    place, _, cause = reason.partition(": ")
-    return cause if place.split(" (")[0] == path else reason
+def _carried(analysis: Analysis) -> set[Axis]:
+    """The axes that some activation has: the others are inside of parameters."""
+    return {
+        axis
+        for node in analysis.graph.nodes
+        if node not in analysis.weights
+        for dims in analysis.results(node)
+        for layout in dims
+        for axis in leaves(layout)
+    }
 
 
 def _parts_by_axis(analysis: Analysis, model: nn.Module) -> dict[Axis, _Parts]:
     """For each axis the tensors that meet it, in order of execution."""
     tensors = named_tensors(model)
+    order = {node: i for i, node in enumerate(_by_use(analysis.graph))}
     found: dict[Axis, _Parts] = {}
-    for node in _by_use(analysis.graph):
+    for node in order:
         name = analysis.graph.tensors[node]
         for dim, layout in enumerate(analysis.dims[node]):
             for axis in dict.fromkeys(leaves(layout)):
-                parts = found.setdefault(axis, _Parts())
+                if axis in repeated((layout,)):  # blocked, for the tensor that it came from is
+                    continue
                 slot = Slot(name, dim, _positions(layout, axis))
-                moves = isinstance(tensors[name], nn.Parameter) and tensors[name].requires_grad
+                parts = found.setdefault(axis, _Parts())
                 if (node, dim) in analysis.consumed:
                     parts.consumers.append(slot)
-                elif node in analysis.affine or not moves:
+                elif node in analysis.affine or not isinstance(tensors[name], nn.Parameter):
                     parts.copies.append(slot)
+                elif not tensors[name].requires_grad:
+                    parts.frozen.append(slot)
                 else:
                     parts.theta.append((node, slot))
-    first = {node: i for i, node in enumerate(_by_use(analysis.graph))}
-    ordered = sorted(
-        found.items(), key=lambda item: min((first[n] for n, _ in item[1].theta), default=0)
+    return dict(
+        sorted(found.items(), key=lambda item: min((order[n] for n, _ in item[1].theta), default=0))
     )
-    return dict(ordered)
 
 
 def _by_use(graph: Graph) -> list[fx.Node]:
@@ -291,47 +305,116 @@ def _by_use(graph: Graph) -> list[fx.Node]:
 
 
 def _positions(layout: Layout, axis: Axis) -> Tensor:
+    """The entries of a dimension that belong to each value of the axis, (axis.size, m)."""
     belongs = owners(layout, axis)
     order = np.argsort(belongs, kind="stable")[int((belongs < 0).sum()) :]
     return torch.from_numpy(order.reshape(axis.size, -1))
 
 
-def _unique_name(slot: Slot, taken: set[str]) -> str:
-    path = _path(slot.name)
-    if path not in taken:
-        return path
-    flat = slot.positions.reshape(-1)
-    named = f"{path}[{int(flat.min())}:{int(flat.max()) + 1}]"
-    return named if named not in taken else f"{slot.name}.{slot.dim}"
-
-
-def _make_unit(
-    analysis: Analysis, axis: Axis, parts: _Parts, name: str
-) -> tuple[Unit | None, str | None]:
-    """A unit, or the reason why there is none (no reason: not a family of neurons at all)."""
-    if any(reason.position or reason is INPUT for reason in axis.blocks):
-        return None, None
+def _make_unit(analysis: Analysis, axis: Axis, parts: _Parts) -> Unit | str:
+    """A unit, named after its first parameter, or the reason why there is none."""
     if axis.blocks:
-        return None, str(axis.blocks[0])
+        return str(min(axis.blocks, key=lambda reason: reason.position))
+    if not parts.theta:
+        return "its parameters are frozen (requires_grad=False)"
     theta = tuple(slot for _, slot in parts.theta)
     if len({slot.name for slot in theta}) < len(theta):
-        return None, "two dimensions of one parameter carry the same neurons"
+        return "two dimensions of one parameter carry the same neurons"
     subgraph = trace_subgraph(analysis, axis, tuple(node for node, _ in parts.theta))
     if isinstance(subgraph, str):
-        return None, subgraph
-    sizes = {name: analysis.shape(node) for node, name in analysis.graph.tensors.items()}
-    each = [prod(sizes[s.name]) // sizes[s.name][s.dim] * s.positions.shape[1] for s in theta]
-    unit = Unit(
-        name=name,
+        return subgraph
+    shapes = {name: analysis.shape(node) for node, name in analysis.graph.tensors.items()}
+    each = [prod(shapes[s.name]) // shapes[s.name][s.dim] * s.positions.shape[1] for s in theta]
+    return Unit(
+        name=theta[0].name,
         width=axis.size,
         theta=theta,
-        copies=tuple(parts.copies),
+        copies=(*parts.frozen, *parts.copies),
         consumers=tuple(parts.consumers),
         sizes=tuple(each),
         axis=axis,
         subgraph=subgraph,
     )
-    return unit, None
+
+
+# ---- names -----------------------------------------------------------------------------------
+
+
+def _path(tensor: str) -> str:
+    """The module that a tensor belongs to, or its own name at the root of the model."""
+    return tensor.rpartition(".")[0] or tensor
+
+
+def _range(slot: Slot) -> str:
+    flat = slot.positions.reshape(-1)
+    return f"[{int(flat.min())}:{int(flat.max()) + 1}]"
+
+
+def _with_names(units: list[Unit]) -> list[Unit]:
+    """Units named as shortly as tells them apart.
+
+    ``block``: the module of the first parameter. ``block.w1`` where several units begin in one
+    module, ``block[8:16]`` where they begin in one parameter, ``block[0:16:4]`` where they share
+    its entries, as heads and the channels of a head do (neuron 0 has every fourth entry).
+    """
+    levels: list[Callable[[Slot], str]] = [
+        lambda slot: _path(slot.name),
+        lambda slot: slot.name,
+        lambda slot: _path(slot.name) + _range(slot),
+        lambda slot: slot.name + _range(slot),
+        lambda slot: f"{slot.name}{_range(slot)[:-1]}:{_stride(slot)}]",
+    ]
+    firsts = [unit.theta[0] for unit in units]
+    named = [""] * len(units)
+    for name in levels:
+        counts = Counter(map(name, firsts))
+        named = [old or (name(s) if counts[name(s)] == 1 else "")
+                 for old, s in zip(named, firsts, strict=True)]  # fmt: skip
+    named = [name or f"{slot.name}#{i}" for i, (name, slot) in enumerate(zip(named, firsts, strict=True))]  # noqa: E501
+    return [replace(unit, name=name) for unit, name in zip(units, named, strict=True)]
+
+
+def _stride(slot: Slot) -> int:
+    """The distance between a neuron's first two entries."""
+    first = slot.positions[0].tolist()
+    return first[1] - first[0] if len(first) > 1 else 1
+
+
+def _skipped(units: list[Unit], refusals: list[_Refusal]) -> list[Skipped]:
+    """A line for each module, parameter or part of one whose neurons are in no unit."""
+    covered: dict[tuple[str, int], set[int]] = {}
+    for unit in units:
+        for slot in unit.theta:
+            entries = covered.setdefault((slot.name, slot.dim), set())
+            entries.update(slot.positions.reshape(-1).tolist())
+    found: dict[str, str] = {}
+    for refusal in refusals:
+        for slot in refusal.slots:
+            name = _name_skipped(slot, covered, weak=refusal.weak)
+            if name is not None:
+                found.setdefault(name, _short(refusal.reason, _path(slot.name)))
+    return [Skipped(name, reason) for name, reason in found.items()]
+
+
+def _name_skipped(
+    slot: Slot, covered: dict[tuple[str, int], set[int]], *, weak: bool
+) -> str | None:
+    """What to call neurons that cannot be split; None: another line tells of them already."""
+    path = _path(slot.name)
+    if path not in {_path(name) for name, _ in covered}:
+        return path
+    if weak:
+        return None
+    if (slot.name, slot.dim) in covered:  # other neurons of this parameter are in a unit
+        entries = set(slot.positions.reshape(-1).tolist())
+        return path + _range(slot) if entries.isdisjoint(covered[slot.name, slot.dim]) else None
+    return slot.name if slot.name not in {name for name, _ in covered} else None
+
+
+def _short(reason: str, path: str) -> str:
+    """A reason without the place where that is the skipped module itself."""
+    place, _, cause = reason.partition(": ")
+    return cause if place.split(" (")[0] == path else reason
 
 
 __all__ = ["Skipped", "Slot", "Unit", "Units", "find_units", "named_tensors"]

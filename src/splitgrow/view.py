@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,7 +23,12 @@ class ModelView:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
+    def __getitem__(self, key: Any) -> Any:
+        """A part of the model, where that is a container: ``model[0]``."""
+        return self._model[key]  # type: ignore[index]
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model, as ``model(*args, **kwargs)``."""
         self.calls.append(Call(args, kwargs))
         return self.run(Call(args, kwargs))
 
@@ -39,6 +44,8 @@ class ModelView:
                 "loss_fn did not call the model it was given. It must compute the loss with its "
                 "first argument: loss_fn(model, batch) -> scalar tensor."
             )
+        if not self.calls[0].samples:
+            raise InputError("batches: one of them has no samples in it. Leave it out.")
         return self.calls[0].samples
 
 
@@ -46,40 +53,53 @@ def passes(batches: Iterable[Any]) -> Iterator[Any]:
     """The batches once more, in the same order as every other time; never none of them."""
     check_batches(batches)
     empty = True
-    with seeded():
+    with seeded(generators=_generators(batches)):
         for batch in batches:
             empty = False
             yield batch
     if empty:
-        raise InputError("batches: there are none. Give at least one batch to score on.")
+        raise InputError(
+            "batches: there are none. Give at least one batch, in something that can be read "
+            "several times: a list or a DataLoader."
+        )
+
+
+def _generators(batches: Iterable[Any]) -> list[torch.Generator]:
+    """The random generators that a loader shuffles with, where it has its own."""
+    sampler, batch_sampler = getattr(batches, "sampler", None), getattr(batches, "batch_sampler", 0)
+    owners = (batches, sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
+    found = {id(g): g for g in (getattr(owner, "generator", None) for owner in owners)}
+    return [g for g in found.values() if isinstance(g, torch.Generator)]
 
 
 def check_batches(batches: Iterable[Any]) -> None:
     """A list or a loader, not something that can be read only once."""
-    if not isinstance(batches, Iterable):
+    if isinstance(batches, Tensor):
+        raise InputError("batches: got a single tensor. Give a list of batches: [tensor].")
+    if isinstance(batches, Mapping | str | bytes) or not isinstance(batches, Iterable):
         raise InputError(
-            f"batches: expected a list of batches or a DataLoader, got {type(batches).__name__}."
+            f"batches: expected a list of batches or a DataLoader, got {type(batches).__name__}. "
+            "One batch alone goes into a list: [batch]."
         )
     if isinstance(batches, Iterator):
         raise InputError(
             "batches: a generator can be read only once, and every split reads the batches "
             "several times. Give a list, batches=list(batches), or a DataLoader."
         )
-    if isinstance(batches, Tensor):
-        raise InputError("batches: got a single tensor. Give a list of batches: [tensor].")
 
 
 def check_loss(loss: Any, index: int) -> Tensor:
     """The loss of batch ``index`` as a finite scalar tensor."""
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        got = f"{loss.dtype} of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(
+            loss).__name__  # fmt: skip
         raise LossError(
             f"loss_fn must return the mean loss of a batch as a scalar tensor, got {got}. "
             "Average it: loss.mean()."
         )
     if not torch.isfinite(loss):
         raise LossError(
-            f"the loss of batch {index} is {loss.item()}. Scores of such a model mean nothing: "
+            f"the loss of batches[{index}] is {loss.item()}. Scores of such a model mean nothing: "
             "look for a division by zero or a learning rate that is too high, and train on."
         )
     return loss

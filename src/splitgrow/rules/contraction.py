@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+from functools import reduce
+
 from torch import fx
 
-from splitgrow.layout import Dims, Layout, Prod, position, size_of
-from splitgrow.rules.registry import Op, Trait, rule
+from splitgrow.layout import Axis, Dims, Layout, Prod, position, size_of
+from splitgrow.rules.registry import Op, Trait, normalise_dims, rule
 
 
 @rule("linear", traits=Trait.PRODUCT)
 def linear(op: Op) -> Dims:
     """Contract the last dimension with the weight's columns; its rows carry on."""
     *rest, inner = op.dims("input")
-    rows, *columns = op.dims("weight")
-    op.contract(op["input"], inner, op["weight"], columns[0])
+    *rows, columns = op.dims("weight")
+    op.contract(op["input"], inner, op["weight"], columns)
     if op.is_tensor("bias"):
-        op.unify(rows, op.dims("bias")[0])
-    op.count(*rest, inner, rows)
-    return (*rest, rows)
+        for row, bias in zip(rows, op.dims("bias"), strict=True):
+            op.unify(bias, row)
+    op.count(*rest, inner, *rows)
+    return (*rest, *rows)
 
 
 @rule("matmul", "mm", "bmm", "mv", "dot", traits=Trait.PRODUCT)
 def matmul(op: Op) -> Dims:
     """Contract the inner dimensions; one side must be a parameter for the units to end there."""
-    left, right = op.inputs if len(op.inputs) == 2 else op.inputs * 2
+    left, right = op.operands
     return _matmul(op, left, right)
 
 
@@ -31,12 +35,7 @@ def matmul(op: Op) -> Dims:
 def addmm(op: Op) -> Dims:
     """A matrix product with a term added."""
     names = ("mat1", "mat2") if "mat1" in op.arguments else ("batch1", "batch2")
-    out = _matmul(op, op[names[0]], op[names[1]])
-    added = op.dims("self")
-    return (
-        *out[: len(out) - len(added)],
-        *(op.broadcast(a, b) for a, b in zip(out[len(out) - len(added) :], added, strict=True)),
-    )
+    return op.broadcast_dims(_matmul(op, op[names[0]], op[names[1]]), op.dims("self"))
 
 
 def _matmul(op: Op, left: fx.Node, right: fx.Node) -> Dims:
@@ -48,50 +47,116 @@ def _matmul(op: Op, left: fx.Node, right: fx.Node) -> Dims:
     op.contract(left, a[-1], right, columns)
     rows: Dims = (a[-2],) if len(a) > 1 else ()
     out: Dims = (b[-1],) if len(b) > 1 else ()
-    batch = _broadcast_batch(op, a[:-2], b[:-2])
+    batch = op.broadcast_dims(a[:-2], b[:-2])
     op.count(*batch, *rows, *out, columns)
     return (*batch, *rows, *out)
 
 
-def _broadcast_batch(op: Op, a: Dims, b: Dims) -> Dims:
-    if len(a) < len(b):
-        a, b = b, a
-    extra = len(a) - len(b)
-    return (*a[:extra], *(op.broadcast(x, y) for x, y in zip(a[extra:], b, strict=True)))
+# ---- products by named indices ---------------------------------------------------------------
 
 
 @rule("einsum", traits=Trait.PRODUCT)
 def einsum(op: Op) -> Dims:
     """Letters are indices: equal letters are one index, missing ones are contracted."""
-    equation = op["equation"].replace(" ", "")
-    operands: list[fx.Node] = list(op["tensors"])
-    if "..." in equation or "->" not in equation or len(set(operands)) < len(operands):
-        for node in operands:
-            op.block(list(op.dims(node)), f"enters einsum('{equation}'), which has no rule")
-        return op.fresh()
-    terms, result = equation.split("->")
-    indices: dict[str, list[tuple[fx.Node, Layout]]] = {}
-    for term, node in zip(terms.split(","), operands, strict=True):
-        for letter, layout in zip(term, op.dims(node), strict=True):
-            indices.setdefault(letter, []).append((node, layout))
-    for letter, uses in indices.items():
-        _einsum_index(op, letter in result, uses)
-    op.count(*(uses[0][1] for uses in indices.values()))
-    return tuple(indices[letter][0][1] for letter in result)
+    nodes: list[fx.Node] = list(op["tensors"])
+    terms, result = parse_equation(op["equation"], [len(op.dims(node)) for node in nodes])
+    return _multiply(op, nodes, terms, result)
 
 
-def _einsum_index(op: Op, kept: bool, uses: list[tuple[fx.Node, Layout]]) -> None:
-    nodes = [node for node, _ in uses]
+@rule("tensordot", traits=Trait.PRODUCT)
+def tensordot(op: Op) -> Dims:
+    """Contract some dimensions of one tensor with as many of another."""
+    left, right = ([(side, d) for d in range(len(op.dims(side)))] for side in ("self", "other"))
+    pairs = zip(
+        normalise_dims(op["dims_self"], len(left)),
+        normalise_dims(op["dims_other"], len(right)),
+        strict=True,
+    )
+    for mine, theirs in pairs:
+        right[theirs] = left[mine]
+    kept = [i for i in left if i not in right] + [i for i in right if i not in left]
+    return _multiply(op, [op["self"], op["other"]], [left, right], kept)
+
+
+@rule("inner", traits=Trait.PRODUCT)
+def inner(op: Op) -> Dims:
+    """Contract the last dimensions of two tensors."""
+    left, right = ([(side, d) for d in range(len(op.dims(side)))] for side in ("self", "other"))
+    right[-1] = left[-1]
+    return _multiply(op, [op["self"], op["other"]], [left, right], left[:-1] + right[:-1])
+
+
+@rule("outer", "ger", traits=Trait.PRODUCT)
+def outer(op: Op) -> Dims:
+    """Every entry of one vector times every entry of another: both indices carry on."""
+    other = "vec2" if "vec2" in op.arguments else "other"
+    return (*op.dims("self"), *op.dims(other))
+
+
+@rule("bilinear", traits=Trait.PRODUCT)
+def bilinear(op: Op) -> Dims:
+    """Contract two tensors with one weight; its rows carry on."""
+    batch = [("batch", d) for d in range(len(op.shape) - 1)]
+    nodes = [op["input1"], op["input2"], op["weight"]]
+    terms = [[*batch, "i"], [*batch, "j"], ["o", "i", "j"]]
+    *rest, rows = _multiply(op, nodes, terms, [*batch, "o"])
+    if op.is_tensor("bias"):
+        op.unify(op.dims("bias")[0], rows)
+    return (*rest, rows)
+
+
+Index = Hashable
+
+
+def parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[list[Index]], list[Index]]:
+    """The index names of each operand and of the result; ``...`` becomes one name a dimension."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms = [_expand(t, rank) for t, rank in zip(left.split(","), ranks, strict=True)]
+    dots = max((len([i for i in term if isinstance(i, int)]) for term in terms), default=0)
+    if arrow:
+        return terms, _expand(right, len(right.replace("...", "")) + dots * ("..." in right))
+    listed = [letter for letter in left if letter.isalpha()]
+    once = sorted(letter for letter in set(listed) if listed.count(letter) == 1)
+    return terms, [*range(-dots, 0), *once]
+
+
+def _expand(term: str, rank: int) -> list[Index]:
+    """Letters, with the dimensions that ``...`` stands for numbered from the last."""
+    before, dots, after = term.partition("...")
+    count = rank - len(before) - len(after)
+    return [*before, *(range(-count, 0) if dots else ()), *after]
+
+
+def _multiply(
+    op: Op, nodes: list[fx.Node], terms: Sequence[Sequence[Index]], result: Sequence[Index]
+) -> Dims:
+    """Multiply tensors whose dimensions have names, and sum over those not in ``result``."""
+    uses: dict[Index, list[tuple[fx.Node, Layout]]] = {}
+    for term, node in zip(terms, nodes, strict=True):
+        for index, layout in zip(term, op.dims(node), strict=True):
+            uses.setdefault(index, []).append((node, layout))
     if len(set(nodes)) < len(nodes):
-        op.block([layout for _, layout in uses], "is a diagonal in einsum")
+        op.block([layout for node in nodes for layout in op.dims(node)], "multiplies itself")
+        return op.fresh()
+    merged = {index: _merge(op, index in result, used) for index, used in uses.items()}
+    op.count(*merged.values())
+    return tuple(merged[index] for index in result)
+
+
+def _merge(op: Op, kept: bool, uses: list[tuple[fx.Node, Layout]]) -> Layout:
+    nodes, layouts = zip(*uses, strict=True)
+    if len(set(nodes)) < len(nodes):
+        op.block(list(layouts), "is a diagonal in einsum")
     elif kept:
-        for _, layout in uses[1:]:
-            op.broadcast(uses[0][1], layout)
+        return reduce(op.broadcast, layouts)
     elif len(uses) == 2:
-        (data, index), (weight, columns) = uses
-        op.contract(data, index, weight, columns)
+        op.contract(nodes[0], layouts[0], nodes[1], layouts[1])
     else:
-        op.block([layout for _, layout in uses], "is summed over in einsum without a weight")
+        op.block(list(layouts), f"is summed over in {op.name} without one weight for each neuron")
+    return layouts[0]
+
+
+# ---- convolutions ----------------------------------------------------------------------------
 
 
 @rule("conv1d", "conv2d", "conv3d", "convolution", traits=Trait.PRODUCT)
@@ -112,7 +177,7 @@ def convolution(op: Op) -> Dims:
 def _convolve(op: Op, channels: Layout, rows: Layout, columns: Layout) -> Layout:
     groups = op["groups"]
     if op.is_tensor("bias"):
-        op.unify(rows, op.dims("bias")[0])
+        op.unify(op.dims("bias")[0], rows)
     if groups == 1:
         op.contract(op["input"], channels, op["weight"], columns)
     elif groups == size_of(channels):
@@ -126,7 +191,7 @@ def _convolve(op: Op, channels: Layout, rows: Layout, columns: Layout) -> Layout
 def _grouped(groups: int) -> str:
     return (
         f"a grouped convolution (groups={groups}) mixes the channels of one group, so its neurons "
-        "cannot be split one by one"
+        "cannot be split one by one; groups=1 or one group per channel can"
     )
 
 
@@ -143,12 +208,14 @@ def transposed_convolution(op: Op) -> Dims:
         out = rows
     elif groups == size_of(channels):
         op.unify(columns, channels)
+        op.block(rows, "is the multiplier of a depthwise convolution")
         out = channels if size_of(rows) == 1 else Prod((channels, rows))
     else:
-        out = position(op.shape[len(batch)])
-        op.block([channels, columns, rows], _grouped(groups))
+        op.unify(columns, channels)
+        out = Axis(op.shape[len(batch)])
+        op.block([out, channels, rows], _grouped(groups))
     if op.is_tensor("bias"):
-        op.unify(out, op.dims("bias")[0])
+        op.unify(op.dims("bias")[0], out)
     result = (*batch, out, *op.fresh(op.shape[-places:]))
     op.count(*op.dims("input"), rows, *weight[2:])
     return result

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
+from functools import reduce
 
-from splitgrow.layout import ONE, Dims
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from splitgrow.execute import REPLACED
+from splitgrow.layout import ONE, Axis, Dims, MismatchError, cut, size_of
 from splitgrow.rules.registry import Op, Trait, rule
 
-# Written out, so that the table of supported operations is a list and not a guess.
+# Written out, so that the table of supported operations is a list and not a guess. Some names
+# appear only in other versions of PyTorch than the one at hand.
 ACTIVATIONS = (
     "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardtanh",
     "hardswish", "hardsigmoid", "sigmoid", "tanh", "softplus", "log_sigmoid", "softshrink",
-    "hardshrink", "threshold", "rrelu", "erf", "erfc", "exp", "exp2", "expm1", "log", "log2",
-    "log10", "log1p", "sqrt", "rsqrt", "square", "reciprocal", "abs", "sin", "cos", "tan", "asin",
-    "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "sign", "clamp", "clamp_min",
-    "clamp_max", "nan_to_num", "relu_", "softsign", "tanhshrink", "logit", "sinc", "lgamma",
+    "hardshrink", "threshold", "rrelu", "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "log",
+    "log2", "log10", "log1p", "sqrt", "rsqrt", "square", "reciprocal", "abs", "sin", "cos", "tan",
+    "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "sign", "clamp",
+    "clamp_min", "clamp_max", "nan_to_num", "relu_", "logit", "sinc",
+    "lgamma", "digamma", "frac", "special_expit", "special_ndtr", "special_log_ndtr",
+    "log_sigmoid_forward", "rrelu_with_noise", "rrelu_with_noise_functional",
 )  # fmt: skip
 
 ARITHMETIC = (
-    "pow", "maximum", "minimum", "where", "atan2", "fmod", "remainder", "eq", "ne", "lt", "le",
-    "gt", "ge", "logical_and", "logical_or", "logical_not", "logaddexp", "hypot", "lerp",
-    "addcmul", "addcdiv", "masked_fill", "bitwise_and", "bitwise_or", "bitwise_not", "floor",
-    "ceil", "round", "trunc", "xlogy", "heaviside",
+    "pow", "float_power", "maximum", "minimum", "fmax", "fmin", "where", "atan2", "fmod",
+    "remainder", "floor_divide", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
+    "logical_xor", "logical_not", "logaddexp", "logaddexp2", "hypot", "lerp", "addcmul", "addcdiv",
+    "masked_fill", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "floor", "ceil",
+    "round", "trunc", "fix", "xlogy", "heaviside", "copysign", "isnan", "isinf", "isfinite",
+    "signbit", "clip",
 )  # fmt: skip
 
 COPIES = (
@@ -30,14 +40,20 @@ COPIES = (
     "positive", "to",
 )  # fmt: skip
 
+FILLED = ("zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "scalar_tensor")
+
+
+def _hardsigmoid(x: Tensor) -> Tensor:
+    """``hardsigmoid`` with a second derivative, which PyTorch's own does not have."""
+    return F.relu6(x + 3) / 6
+
+
+REPLACED[torch.ops.aten.hardsigmoid.default] = _hardsigmoid
+
 
 def _broadcast(op: Op) -> Dims:
     """The layouts of an element-wise result."""
-    result: Dims = ()
-    for node in op.inputs:
-        pairs = zip_longest(reversed(result), reversed(op.dims(node)), fillvalue=ONE)
-        result = tuple(reversed([op.broadcast(a, b) for a, b in pairs]))
-    return result
+    return reduce(op.broadcast_dims, map(op.dims, op.inputs), ())
 
 
 @rule(*ACTIVATIONS, traits=Trait.POINTWISE)
@@ -82,30 +98,32 @@ def negation(op: Op) -> Dims:
     return op.dims("self")
 
 
-@rule("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like")
+@rule("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like",
+      traits=Trait.CONSTANT)  # fmt: skip
 def filled_like(op: Op) -> Dims:
     """A new tensor as large as another: it grows with it."""
     return op.dims(op.inputs[0])
 
 
+@rule(*FILLED, traits=Trait.CONSTANT)
+def filled(op: Op) -> Dims:
+    """One value throughout: it grows with whatever it meets, if forward asks for the size."""
+    return tuple(ONE if size == 1 else Axis(size) for size in op.shape)
+
+
 @rule("prelu", "_prelu_kernel", traits=Trait.POINTWISE)
 def prelu(op: Op) -> Dims:
     """One slope for all channels, or one for each, which then belongs to the neuron."""
-    data, slopes = (op.dims(node) for node in op.inputs)
-    if len(slopes) == len(data):  # _prelu_kernel has its slopes reshaped for broadcasting
-        return _broadcast(op)
-    if op.analysis.shape(op.inputs[1]) == (1,):
-        op.block(list(slopes), "is one slope for all channels")
-    else:
-        op.unify(data[1], slopes[0])
-    return data
+    data, slopes = map(op.dims, op.operands)
+    if len(slopes) != 1:  # _prelu_kernel has its slopes reshaped for broadcasting
+        return op.broadcast_dims(data, slopes)
+    channels = 1 if len(data) > 1 else 0
+    return tuple(op.broadcast(x, slopes[0]) if d == channels else x for d, x in enumerate(data))
 
 
 @rule("glu")
 def glu(op: Op) -> Dims:
     """The two halves of a dimension gate each other, so they are one unit."""
-    from splitgrow.layout import MismatchError, cut, size_of
-
     dims = list(op.dims("self"))
     dim = op["dim"] % len(dims)
     try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import fx
 
-from splitgrow.layout import ONE, Dims, Layout
-from splitgrow.rules.registry import Op, Trait, find_rule, normalise_dims, rule
+from splitgrow.layout import ONE, Dims, Layout, leaves
+from splitgrow.rules.registry import Op, Trait, find_rule, normalise_dims, operands, rule
 
 _HOMOGENEOUS = Trait.LINEAR | Trait.HOMOGENEOUS
 
@@ -22,7 +22,7 @@ def mean(op: Op) -> Dims:
     """Carried past other dimensions; over the unit itself the width would enter the result."""
     data = op.dims(op.inputs[0])
     dims = normalise_dims(op.arguments.get("dim"), len(data))
-    op.block([data[d] for d in dims], "is averaged over, so the result depends on the width")
+    op.block([data[d] for d in dims], "is averaged over, so the result would depend on the width")
     return _reduce(op, dims)
 
 
@@ -32,25 +32,22 @@ def summation(op: Op) -> Dims:
     data = op.dims(op.inputs[0])
     dims = normalise_dims(op.arguments.get("dim"), len(data))
     for dim in dims:
-        _weighted_sum(op, data, dim)
+        _weighted_sum(op, data[dim], dim - len(data))
     return _reduce(op, dims)
 
 
-def _weighted_sum(op: Op, data: Dims, dim: int) -> None:
+def _weighted_sum(op: Op, summed: Layout, dim: int) -> None:
     """A sum over ``dim`` of a product with a parameter is a contraction with that parameter."""
     product = _product_behind(op.inputs[0])
-    operands = [n for n in product.all_input_nodes if n in op.analysis.dims] if product else []
-    weights = [n for n in operands if op.analysis.is_weight(n)]
-    if product is None or len(operands) != 2 or len(weights) != 1:
-        op.block(data[dim], "is summed over without a parameter that weighs each neuron")
-        return
-    (weight,) = weights
-    (values,) = (n for n in operands if n is not weight)
-    columns = _aligned(op.dims(weight), dim - len(data))
-    if columns is None:
-        op.block(data[dim], "is summed over without a parameter that weighs each neuron")
-    else:
-        op.analysis.consume(product, values, weight, columns)
+    factors = [n for n in operands(product) if n in op.analysis.dims] if product else []
+    weights = [n for n in factors if op.analysis.is_weight(n)]
+    if product is not None and len(factors) == 2 and len(weights) == 1:
+        (values,) = (n for n in factors if n is not weights[0])
+        columns = _aligned(op.dims(weights[0]), dim)
+        if columns is not None and leaves(columns) == leaves(summed):
+            op.analysis.consume(product, values, weights[0], columns)
+            return
+    op.block(summed, "is summed over without a parameter that weighs each neuron")
 
 
 def _product_behind(node: fx.Node) -> fx.Node | None:
@@ -67,11 +64,12 @@ def _product_behind(node: fx.Node) -> fx.Node | None:
 
 def _aligned(dims: Dims, dim: int) -> Layout | None:
     """The layout that broadcasting puts at negative dimension ``dim``."""
-    return dims[dim] if -dim <= len(dims) and dims[dim] is not ONE else None
+    return dims[dim] if -dim <= len(dims) else None
 
 
 @rule("var", "std", "amax", "amin", "logsumexp", "prod", "linalg_vector_norm", "norm", "all",
-      "any", "argmax", "argmin")  # fmt: skip
+      "any", "argmax", "argmin", "frobenius_norm", "count_nonzero", "nansum",
+      "nanmean")  # fmt: skip
 def reduction(op: Op) -> Dims:
     """Any other reduction: carried past the other dimensions."""
     data = op.dims(op.inputs[0])
@@ -80,21 +78,10 @@ def reduction(op: Op) -> Dims:
     return _reduce(op, dims)
 
 
-@rule("max", "min", "var_mean", "std_mean")
+@rule("max", "min", "var_mean", "std_mean", "median", "nanmedian", "mode", "aminmax")
 def reduction_with_more(op: Op) -> Dims | list[Dims]:
-    """A reduction with a second result, such as the place of the maximum."""
-    if op.arguments.get("dim") is None and op.shape == ():
-        op.block(list(op.dims(op.inputs[0])), f"is reduced over by {op.name}")
-        return ()
+    """A reduction with a second result, such as the place of the maximum; or the larger of two."""
+    if op.is_tensor("other"):
+        return op.broadcast_dims(op.dims("self"), op.dims("other"))
     out = reduction(op)
-    return [out, out]
-
-
-@rule("cdist")
-def cdist(op: Op) -> Dims:
-    """Distances between rows: the rows of both sides are carried (a prototype is a neuron)."""
-    left, right = op.dims("x1"), op.dims("x2")
-    op.block(left[-1], "is measured by a distance")
-    op.block(right[-1], "is measured by a distance")
-    batch = max((left[:-2], right[:-2]), key=len)
-    return (*batch, left[-2], right[-2])
+    return [out, out] if isinstance(op.node.meta["val"], list | tuple) else out

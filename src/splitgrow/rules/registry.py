@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
-from math import prod
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from splitgrow.capture import place_of, shape_of
+from splitgrow.capture import as_int, place_of, shape_of
 from splitgrow.layout import (
     ONE,
+    Axis,
     Block,
     Dims,
     Layout,
@@ -40,10 +41,12 @@ class Trait(Flag):
     POINTWISE = auto()  # entry i of the result depends on the inputs' entries i alone
     LINEAR = auto()  # affine in all its tensor inputs together
     PRODUCT = auto()  # linear in each tensor input while the others are held
-    HOMOGENEOUS = auto()  # no constant term: halving the input halves the result
+    HOMOGENEOUS = auto()  # no constant term: halving all inputs halves the result
+    CONSTANT = auto()  # takes shape or dtype from its inputs, but no values
+    CUTS = auto()  # leaves entries out: an index that is not carried does not enter the result
 
 
-Result = Dims | list[Dims]
+Result = Dims | list[Dims]  # one tensor, or several; of several the first ones may do
 Propagate = Callable[["Op"], Result]
 
 
@@ -56,16 +59,28 @@ class Rule:
     traits: Trait
 
     @property
+    def family(self) -> str:
+        """The kind of operation: the name of the file that the rule is in."""
+        return self.propagate.__module__.rpartition(".")[2]
+
+    @property
     def summary(self) -> str:
         """The first line of the rule's docstring."""
-        return (self.propagate.__doc__ or "").strip().splitlines()[0]
+        return (self.propagate.__doc__ or "").strip().partition("\n")[0]
 
 
 RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str, traits: Trait = Trait.NONE) -> Callable[[Propagate], Propagate]:
-    """Register a function as the rule of the ATen operations ``names`` (all overloads)."""
+    """Register a function as the rule of the ATen operations ``names`` (all overloads).
+
+    An operation of another library is named with its namespace::
+
+        @splitgrow.rule("mylib::my_activation", traits=splitgrow.Trait.POINTWISE)
+        def my_activation(op):
+            return op.dims("x")
+    """
 
     def register(propagate: Propagate) -> Propagate:
         for name in names:
@@ -95,21 +110,36 @@ class Op:
         self.arguments = _bind_arguments(node)
 
     def __getitem__(self, name: str) -> Any:
+        """An argument by its name in the schema, its default where it was left out."""
         return self.arguments[name]
+
+    def number(self, name: str) -> int:
+        """An integer argument; the example's value where it depends on the batch size."""
+        value = self.arguments[name]
+        return as_int(value.meta["val"] if isinstance(value, fx.Node) else value)
 
     @property
     def place(self) -> str:
+        """The module that the operation was traced in, for messages."""
         return place_of(self.node)
 
     @property
     def name(self) -> str:
+        """The operation for messages, such as ``aten.sort``."""
         schema = getattr(self.node.target, "_schema", None)
-        return schema.name.replace("::", ".") if schema is not None else str(self.node.target)
+        if schema is not None:
+            return schema.name.replace("::", ".")
+        return getattr(self.node.target, "__name__", str(self.node.target))
 
     @property
     def inputs(self) -> list[fx.Node]:
-        """The tensors that enter, in order."""
+        """The tensors that enter, in order, each once."""
         return [n for n in self.node.all_input_nodes if n in self.analysis.dims]
+
+    @property
+    def operands(self) -> list[fx.Node]:
+        """The tensors that enter, in order, as often as they do."""
+        return [n for n in operands(self.node) if n in self.analysis.dims]
 
     def dims(self, argument: Any) -> Dims:
         """The layouts of a tensor argument, given by name or as a node."""
@@ -119,6 +149,7 @@ class Op:
         return found
 
     def is_tensor(self, argument: Any) -> bool:
+        """Is an argument, given by name or as a node, a tensor that was passed?"""
         value = self.arguments.get(argument) if isinstance(argument, str) else argument
         return isinstance(value, fx.Node) and value in self.analysis.dims
 
@@ -141,7 +172,7 @@ class Op:
         try:
             unify(a, b)
         except MismatchError:
-            self.block([a, b], "groups the same channels in two ways that do not line up")
+            self.block([a, b], "takes two groupings of the channels together that do not line up")
         return a
 
     def broadcast(self, a: Layout, b: Layout) -> Layout:
@@ -156,15 +187,30 @@ class Op:
         self.block(small, "is broadcast, which only a width of 1 allows")
         return large
 
+    def broadcast_dims(self, a: Dims, b: Dims) -> Dims:
+        """The layouts of an element-wise result, dimensions aligned at the last."""
+        pairs = zip_longest(reversed(a), reversed(b), fillvalue=ONE)
+        return tuple(reversed([self.broadcast(x, y) for x, y in pairs]))
+
     def contract(self, data: fx.Node, index: Layout, weight: fx.Node, columns: Layout) -> None:
         """Sum over ``index`` of the data times ``columns`` of the weight: the units end here."""
         if self.analysis.is_weight(data):
             data, index, weight, columns = weight, columns, data, index
-        if self.analysis.is_weight(weight) and not self.analysis.is_weight(data):
+        if self.analysis.is_weight(data):
+            self.block([index, columns], "is contracted between two parameters")
+        elif self.analysis.is_weight(weight):
             self.analysis.consume(self.node, data, weight, columns)  # before the indices merge
         else:
-            self.block([index, columns], "is contracted with another activation, not a parameter")
+            self.block([index, columns], self._no_weight(weight))
         self.unify(index, columns)
+
+    def _no_weight(self, node: fx.Node) -> str:
+        if node in self.analysis.parametric:
+            return (
+                f"is read by a weight that forward computes ({node.name}), whose columns cannot "
+                "be halved; only a parameter, perhaps transposed, reshaped or scaled, can"
+            )
+        return "is contracted with another activation, not with a parameter"
 
     def normalise(self, *weights: str) -> None:
         """These parameters are a normalisation's affine: copied to offspring, not moved."""
@@ -182,11 +228,23 @@ class Op:
         """Positions only: nothing of the inputs' indices is left in these dimensions."""
         return tuple(position(size) for size in (self.shape if shape is None else shape))
 
+    def opaque(self, shape: Sequence[int]) -> Dims:
+        """Nothing is known of these dimensions, so that nothing that meets them can be split."""
+        reason = Block(self.place, f"meets the result of {self.name}, which cannot grow along")
+        return tuple(position(1) if size == 1 else Axis(size, [reason]) for size in shape)
+
     def replace(self, dims: Dims, start: int) -> Dims:
         """``dims`` with everything from ``start`` on made fresh; what was there is blocked."""
         start = start % len(dims)
         self.block(list(dims[start:]), f"is mixed by {self.name}")
         return (*dims[:start], *self.fresh(self.shape[start:]))
+
+
+def operands(node: fx.Node) -> list[fx.Node]:
+    """The nodes among a node's arguments, as often as they occur there."""
+    found: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), found.append)
+    return found
 
 
 def _bind_arguments(node: fx.Node) -> dict[str, Any]:
@@ -201,25 +259,22 @@ def _bind_arguments(node: fx.Node) -> dict[str, Any]:
 
 def normalise_dims(dims: Any, rank: int) -> list[int]:
     """Dimensions as non-negative numbers; ``None`` or an empty list means all."""
+    if rank == 0:
+        return []
     if dims is None or (isinstance(dims, list | tuple) and not dims):
         return list(range(rank))
     listed = dims if isinstance(dims, list | tuple) else [dims]
     return [d % rank for d in listed]
 
 
-def total(layouts: Sequence[Layout]) -> int:
-    """Number of entries of a tensor."""
-    return prod(size_of(layout) for layout in layouts)
-
-
 __all__ = [
-    "ONE",
     "RULES",
     "Op",
+    "Result",
     "Rule",
     "Trait",
     "find_rule",
     "normalise_dims",
+    "operands",
     "rule",
-    "total",
 ]

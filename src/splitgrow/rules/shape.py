@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from splitgrow.layout import ONE, Cat, Dims, Layout, MismatchError, cut, position, regroup, size_of
+from collections.abc import Iterator
+
+from splitgrow.capture import shape_of
+from splitgrow.layout import (
+    ONE,
+    Axis,
+    Cat,
+    Dims,
+    Layout,
+    MismatchError,
+    Prod,
+    cut,
+    is_one,
+    is_position,
+    position,
+    regroup,
+    size_of,
+)
 from splitgrow.rules.registry import Op, Trait, normalise_dims, rule
 
 _MOVES = Trait.LINEAR | Trait.HOMOGENEOUS
+_CUTS = _MOVES | Trait.CUTS
 
 
 @rule("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as",
@@ -37,14 +55,20 @@ def transpose(op: Op) -> Dims:
     return tuple(dims)
 
 
-@rule("t", "numpy_T", "mT", "adjoint", traits=_MOVES)
+@rule("numpy_T", traits=_MOVES)
+def reverse(op: Op) -> Dims:
+    """All dimensions in reverse order."""
+    return op.dims("self")[::-1]
+
+
+@rule("t", "mT", "mH", "matrix_H", "adjoint", traits=_MOVES)
 def matrix_transpose(op: Op) -> Dims:
     """The last two dimensions exchanged."""
     dims = op.dims("self")
     return dims if len(dims) < 2 else (*dims[:-2], dims[-1], dims[-2])
 
 
-@rule("movedim", traits=_MOVES)
+@rule("movedim", "moveaxis", traits=_MOVES)
 def movedim(op: Op) -> Dims:
     """Some dimensions moved, the others in their order."""
     dims = op.dims("self")
@@ -75,72 +99,79 @@ def squeeze(op: Op) -> Dims:
 
 @rule("expand", "expand_as", "broadcast_to", traits=_MOVES)
 def expand(op: Op) -> Dims:
-    """Dimensions of size 1 are repeated."""
+    """Dimensions of size 1 are repeated; the copies grow with whatever they meet."""
+    return tuple(_expanded(op, layout, size) for layout, size in _padded(op))
+
+
+def _padded(op: Op) -> Iterator[tuple[Layout, int]]:
+    """Each dimension, with new ones in front, and its size in the result."""
     dims = op.dims(op.inputs[0])
-    shape = op.shape
-    added = len(shape) - len(dims)
-    out: list[Layout] = [position(size) for size in shape[:added]]
-    for layout, size in zip(dims, shape[added:], strict=True):
-        if size_of(layout) == size:
-            out.append(layout)
-        else:
-            op.block(layout, "is expanded, which only a width of 1 allows")
-            out.append(position(size))
-    return tuple(out)
+    padded: Dims = (*(ONE,) * (len(op.shape) - len(dims)), *dims)
+    return zip(padded, op.shape, strict=True)
 
 
-@rule("repeat", "tile", "repeat_interleave", traits=_MOVES)
+def _expanded(op: Op, layout: Layout, size: int) -> Layout:
+    if size_of(layout) == size:
+        return layout
+    op.block(layout, "is expanded, which only a width of 1 allows")
+    return Axis(size)
+
+
+@rule("repeat", "tile", traits=_MOVES)
 def repeat(op: Op) -> Dims:
-    """Repeated dimensions become positions, the others are carried."""
-    dims = op.dims(op.inputs[0])
-    shape = op.shape
-    if len(shape) < len(dims):
-        op.block(list(dims), "is repeated")
-        return op.fresh()
-    padded: Dims = (*(ONE,) * (len(shape) - len(dims)), *dims)
-    for layout, size in zip(padded, shape, strict=True):
-        if size_of(layout) != size:
-            op.block(layout, "is repeated")
+    """The entries of a dimension several times over: a neuron has an entry in each."""
     return tuple(
-        layout if size_of(layout) == size else position(size)
-        for layout, size in zip(padded, shape, strict=True)
+        _expanded(op, layout, size)
+        if is_one(layout)
+        else Prod((position(size // size_of(layout)), layout))
+        for layout, size in _padded(op)
     )
 
 
-@rule("slice", traits=_MOVES)
+@rule("repeat_interleave", traits=_MOVES)
+def repeat_interleave(op: Op) -> Dims:
+    """Each entry of a dimension several times."""
+    dims = list(op.dims(op.inputs[0]))
+    dim, times = op.arguments.get("dim"), op.arguments.get("repeats")
+    if not isinstance(dim, int) or not isinstance(times, int):
+        op.block(dims, "is repeated as a tensor says")
+        return op.fresh()
+    dims[dim] = Prod((dims[dim], position(times)))
+    return tuple(dims)
+
+
+@rule("slice", traits=_CUTS)
 def slice_(op: Op) -> Dims:
     """A range of entries; a unit that is cut becomes two."""
     dims = list(op.dims("self"))
     dim = op["dim"] % len(dims)
     size, kept = size_of(dims[dim]), op.shape[dim]
-    if kept == size and op["step"] == 1:
-        return tuple(dims)
-    start = op["start"] if isinstance(op["start"], int) else 0
-    start = max(start + size if start < 0 else start, 0)
-    dims[dim] = _range(op, dims[dim], start, kept) if op["step"] == 1 else _picked(op, dims[dim])
+    if op["step"] != 1:
+        op.block(dims[dim], f"has every {op['step']}th entry picked out")
+        dims[dim] = position(kept)
+    elif kept < size:
+        start = 0 if op["start"] is None else op.number("start")
+        dims[dim] = _range(op, dims[dim], max(start + size if start < 0 else start, 0), kept)
     return tuple(dims)
 
 
-def _range(op: Op, layout: Layout, start: int, length: int) -> Layout:
-    try:
-        rest = cut(layout, start)[1] if start else layout
-        return cut(rest, length)[0] if length < size_of(rest) else rest
-    except MismatchError:
-        return _picked(op, layout, length)
-
-
-def _picked(op: Op, layout: Layout, length: int | None = None) -> Layout:
-    op.block(layout, "is cut across the boundaries of the channels")
-    return position(op.shape[op["dim"]] if length is None else length)
-
-
-@rule("narrow", traits=_MOVES)
+@rule("narrow", traits=_CUTS)
 def narrow(op: Op) -> Dims:
     """A range of entries."""
     dims = list(op.dims("self"))
     dim = op["dim"] % len(dims)
-    dims[dim] = _range(op, dims[dim], op["start"], op.shape[dim])
+    dims[dim] = _range(op, dims[dim], op.number("start") % size_of(dims[dim]), op.shape[dim])
     return tuple(dims)
+
+
+def _range(op: Op, layout: Layout, start: int, length: int) -> Layout:
+    if is_position(layout):
+        return position(length)
+    try:
+        return cut(cut(layout, start)[1], length)[0]
+    except MismatchError:
+        op.block(layout, "is cut across the boundaries of the channels")
+        return position(length)
 
 
 @rule("select", traits=_MOVES)
@@ -152,28 +183,40 @@ def select(op: Op) -> Dims:
     return tuple(layout for d, layout in enumerate(dims) if d != dim)
 
 
-@rule("split", "split_with_sizes", "chunk", "tensor_split", traits=_MOVES)
+@rule("split", "chunk", "unsafe_split", "unsafe_chunk", "tensor_split", traits=_CUTS)
 def split(op: Op) -> list[Dims]:
-    """Consecutive ranges; a unit that is cut becomes several."""
-    from splitgrow.capture import shape_of
-
+    """Equal parts (``chunk`` too): entry i of every part belongs to one neuron."""
     dims = list(op.dims("self"))
-    dim = op["dim"] % len(dims)
-    rest = dims[dim]
-    results: list[Dims] = []
-    values = op.node.meta["val"]
-    for i, value in enumerate(values):
-        length = shape_of(value)[dim]
-        if i + 1 == len(values):
-            piece = rest
-        else:
-            try:
-                piece, rest = cut(rest, length)
-            except MismatchError:
-                op.block(dims[dim], "is cut across the boundaries of the channels")
-                return [op.fresh(shape_of(v)) for v in values]
-        results.append((*dims[:dim], piece, *dims[dim + 1 :]))
-    return results
+    dim, lengths = _pieces(op)
+    if len(set(lengths)) > 1:
+        op.block(dims[dim], "is cut into parts whose sizes are computed from its width")
+    if len(set(lengths)) > 1 or is_position(dims[dim]):
+        return _cut_into(op, dims, dim, lengths)
+    part = Axis(lengths[0])
+    op.unify(dims[dim], Prod((position(len(lengths)), part)))
+    return [(*dims[:dim], part, *dims[dim + 1 :])] * len(lengths)
+
+
+@rule("split_with_sizes", "unsafe_split_with_sizes", traits=_CUTS)
+def split_with_sizes(op: Op) -> list[Dims]:
+    """Consecutive ranges; a unit that is cut becomes several."""
+    dim, lengths = _pieces(op)
+    return _cut_into(op, list(op.dims("self")), dim, lengths)
+
+
+def _pieces(op: Op) -> tuple[int, list[int]]:
+    """The dimension that is cut, and the sizes of the pieces."""
+    dim = op["dim"] % len(op.dims("self"))
+    return dim, [shape_of(value)[dim] for value in op.node.meta["val"]]
+
+
+def _cut_into(op: Op, dims: list[Layout], dim: int, lengths: list[int]) -> list[Dims]:
+    pieces = []
+    start = 0
+    for length in lengths:
+        pieces.append(_range(op, dims[dim], start, length))
+        start += length
+    return [(*dims[:dim], piece, *dims[dim + 1 :]) for piece in pieces]
 
 
 @rule("unbind", traits=_MOVES)
@@ -186,41 +229,74 @@ def unbind(op: Op) -> list[Dims]:
     return [rest] * size_of(dims[dim])
 
 
-@rule("cat", "concat", "concatenate", traits=_MOVES)
+@rule("cat", "concat", "concatenate", "hstack", "vstack", "dstack", traits=_MOVES)
 def cat(op: Op) -> Dims:
     """Blocks one after the other: each keeps its own unit."""
     pieces = [op.dims(node) for node in op["tensors"] if op.analysis.shape(node) != (0,)]
-    dim = op["dim"] % len(pieces[0])
-    out = list(pieces[0])
-    for piece in pieces[1:]:
-        out = [x if d == dim else op.unify(x, y) for d, (x, y) in enumerate(zip(out, piece, strict=True))]  # noqa: E501
+    dim = _cat_dim(op, len(pieces[0]))
+    if any(len(piece) != len(op.shape) for piece in pieces):  # vstack of vectors
+        op.block([layout for piece in pieces for layout in piece], f"is stacked by {op.name}")
+        return op.fresh()
+    out = _aligned(op, pieces, dim)
     out[dim] = Cat(tuple(piece[dim] for piece in pieces))
     return tuple(out)
+
+
+def _cat_dim(op: Op, rank: int) -> int:
+    """The dimension along which tensors are put together."""
+    if "dim" in op.arguments:
+        return op["dim"] % rank
+    return {"aten.hstack": min(1, rank - 1), "aten.vstack": 0, "aten.dstack": 2}[op.name]
+
+
+def _aligned(op: Op, pieces: list[Dims], but: int | None = None) -> list[Layout]:
+    """The dimensions of tensors of one shape, unified; dimension ``but`` is left alone."""
+    out = list(pieces[0])
+    for piece in pieces[1:]:
+        for d, layout in enumerate(piece):
+            if d != but:
+                out[d] = op.unify(out[d], layout)
+    return out
 
 
 @rule("stack", traits=_MOVES)
 def stack(op: Op) -> Dims:
     """A new dimension of positions; the others are one and the same."""
     pieces = [op.dims(node) for node in op["tensors"]]
-    out = list(pieces[0])
-    for piece in pieces[1:]:
-        out = [op.unify(x, y) for x, y in zip(out, piece, strict=True)]
-    dim = op["dim"] % (len(out) + 1)
-    out.insert(dim, position(len(pieces)))
+    out = _aligned(op, pieces)
+    out.insert(op["dim"] % (len(out) + 1), position(len(pieces)))
     return tuple(out)
 
 
 @rule("pixel_shuffle", traits=_MOVES)
 def pixel_shuffle(op: Op) -> Dims:
     """Channels (c, r, r) become c channels of r times as many rows and columns."""
-    from splitgrow.layout import Axis, Prod
-
     *batch, channels, height, width = op.dims("self")
     factor = op["upscale_factor"]
     kept = Axis(size_of(channels) // factor**2)
     op.block([height, width], "is shuffled")
     op.unify(channels, Prod((kept, position(factor), position(factor))))
     return (*batch, kept, *op.fresh(op.shape[-2:]))
+
+
+@rule("pixel_unshuffle", traits=_MOVES)
+def pixel_unshuffle(op: Op) -> Dims:
+    """Channels c become (c, r, r), with r times fewer rows and columns."""
+    *batch, channels, height, width = op.dims("self")
+    factor = op["downscale_factor"]
+    op.block([height, width], "is shuffled")
+    out = Prod((channels, position(factor), position(factor)))
+    return (*batch, out, *op.fresh(op.shape[-2:]))
+
+
+@rule("unfold", traits=_MOVES)
+def unfold(op: Op) -> Dims:
+    """Windows along one dimension of positions, as a new last dimension."""
+    dims = list(op.dims("self"))
+    dim = op["dimension"] % len(dims)
+    op.block(dims[dim], "is cut into windows")
+    dims[dim] = position(op.shape[dim])
+    return (*dims, position(op.shape[-1]))
 
 
 @rule("flip", "roll", traits=_MOVES)
@@ -232,9 +308,8 @@ def flip(op: Op) -> Dims:
     return dims
 
 
-@rule("getitem")
+@rule("getitem", traits=Trait.CUTS)
 def getitem(op: Op) -> Dims:
     """One of several results."""
     source, index = op.node.args
-    several = op.analysis.several[source]
-    return several[index]
+    return op.analysis.several[source][index]
