@@ -65,9 +65,7 @@ def batch_of(case: Case, loss: str) -> Batch:
 def scores_of(case: Case, loss: str) -> sg.Scores:
     """Scored on the case's one batch, with the model's own curvature only."""
     batches = [batch_of(case, loss)]
-    return sg.score(
-        model_of(case), LOSSES[loss], batches, units=units_of(case), stand_in=None
-    )
+    return sg.score(model_of(case), LOSSES[loss], batches, units=units_of(case), stand_in=None)
 
 
 def only(units: sg.Units, name: str) -> sg.Units:

@@ -203,7 +203,7 @@ def test_a_models_own_num_features_is_not_a_normalisations() -> None:
 
 
 def test_parametrized_weights_follow() -> None:
-    first = nn.utils.parametrizations.weight_norm(nn.Linear(3, 4))
+    first = nn.utils.parametrizations.weight_norm(nn.Linear(3, 4, bias=False))
     p = problem(nn.Sequential(first, nn.Tanh(), nn.Linear(4, 2)), (4, 3))
     if not len(p.units):
         pytest.skip("weight norm has no rule")
@@ -808,6 +808,7 @@ class Counting(nn.Module):
         self.scale, self.extra = scale, extra
         with torch.no_grad():
             self.head.weight.mul_(head)
+            self.head.bias.mul_(head)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.head(torch.tanh(self.first(x))) * self.scale

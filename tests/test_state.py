@@ -211,15 +211,15 @@ def loaders() -> dict[str, Callable[[], Any]]:
 def test_two_calls_of_score_give_the_same_bits(kind: str) -> None:
     p, _ = _template()
     loader = loaders()[kind]()
-    generators = [g for g in (getattr(loader, "generator", None),
-                              getattr(getattr(loader, "sampler", None), "generator", None))
-                  if g is not None]  # fmt: skip
-    states = [g.get_state() for g in generators]
     first = sg.score(p.model, mse, loader, units=p.units)
-    torch.rand(17)  # the caller's random state does not matter
+    torch.rand(17), list(loader)  # how far the caller's generators are does not matter
+    owners = (loader, getattr(loader, "sampler", None))
+    generators = [g for g in (getattr(o, "generator", None) for o in owners) if g is not None]
+    states = [g.get_state() for g in generators]
     second = sg.score(p.model, mse, loader, units=p.units)
     assert_equal(first, second)
     assert all(torch.equal(g.get_state(), s) for g, s in zip(generators, states, strict=True))
+    assert bool(generators) == kind.startswith("own")
     assert first.samples == (8 if kind in ("shuffled", "own_generator") else 10)
 
 

@@ -188,7 +188,7 @@ def test_effects_of_several_units_add(case: Case) -> None:
 
 EPS = 1e-3
 every_theorem_case = pytest.mark.parametrize(
-    "case", (MLP, VGG_SMOOTH, MOBILENET_V1, RESNET, STREAM_TO_STREAM, TRANSFORMER_GATED), ids=str
+    "case", [MLP, VGG_SMOOTH, MOBILENET_V1, RESNET, STREAM_TO_STREAM, TRANSFORMER_GATED], ids=str
 )
 
 
@@ -227,17 +227,13 @@ def random_split(size: int, around: Tensor | None = None) -> tuple[Tensor, Tenso
     return weights, delta / delta.norm(dim=1).max()
 
 
-def change_by_split(
-    case: Case, loss: str, best: sg.Entry, weights: Tensor, delta: Tensor
-) -> float:
+def change_by_split(case: Case, loss: str, best: sg.Entry, weights: Tensor, delta: Tensor) -> float:
     """Of the loss of the augmented network, neuron replaced by offspring at theta + delta."""
     (spec,) = (s for s in case.units if s.name == best.unit)
     model, loss_fn, batch = model_of(case), LOSSES[loss], batch_of(case, loss)
     offspring = oracle.theta(model, spec, best.neuron) + delta
     with torch.no_grad():
-        after = oracle.augmented_loss(
-            model, loss_fn, batch, spec, best.neuron, offspring, weights
-        )
+        after = oracle.augmented_loss(model, loss_fn, batch, spec, best.neuron, offspring, weights)
         return (after - loss_fn(model, batch)).item()
 
 
@@ -276,9 +272,7 @@ def test_no_other_split_is_better(case: Case, loss: str) -> None:
 
 # --- stable neurons -----------------------------------------------------------------------
 
-NEURON = UnitSpec(
-    "0", 1, theta=(Slot("0.weight", 0),), copies=(), consumers=(Slot("2.weight", 1),)
-)
+NEURON = UnitSpec("0", 1, theta=(Slot("0.weight", 0),), copies=(), consumers=(Slot("2.weight", 1),))
 LAYER = replace(NEURON, width=3, theta=(*NEURON.theta, Slot("0.bias", 0)))
 mse = LOSSES["mse"]
 Problem = tuple[nn.Module, UnitSpec, tuple[Tensor, Tensor]]

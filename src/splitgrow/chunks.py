@@ -7,7 +7,7 @@ operation and the next.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import torch
 from torch import Tensor, fx
@@ -23,8 +23,11 @@ GPU_PIECE = 2**28
 
 def chunks(evidence: Evidence, unit: Unit, analysis: Analysis) -> Iterator[Evidence]:
     """The evidence in pieces of some samples each; as it is where samples cannot be told apart."""
-    nodes = [*evidence.inputs, *(data for _, data in unit.subgraph.edges)]
-    values = [*evidence.inputs.values(), *evidence.gradients]
+    fixed = analysis.graph.constants
+    nodes = [*(n for n in evidence.inputs if n not in fixed),
+             *(data for _, data in unit.subgraph.edges)]  # fmt: skip
+    values = [*(evidence.inputs[n] for n in evidence.inputs if n not in fixed),
+              *evidence.gradients]  # fmt: skip
     tensors = [v for v in values if isinstance(v, Tensor)]
     largest = max((t.numel() * t.element_size() for t in tensors), default=0)
     limit = GPU_PIECE if any(t.is_cuda for t in tensors) else CPU_PIECE
@@ -36,7 +39,7 @@ def chunks(evidence: Evidence, unit: Unit, analysis: Analysis) -> Iterator[Evide
     samples = max(t.shape[0] for t in tensors)
     size = -(-samples // count)
     for start in range(0, samples, size):
-        yield _slice(evidence, start, min(start + size, samples))
+        yield _slice(evidence, fixed, start, min(start + size, samples))
 
 
 def _batch_axis(analysis: Analysis) -> Axis | None:
@@ -59,12 +62,14 @@ def _has_samples(analysis: Analysis, node: fx.Node, batch: Axis) -> bool:
     return isinstance(source, fx.Node) and _has_samples(analysis, source, batch)
 
 
-def _slice(evidence: Evidence, start: int, end: int) -> Evidence:
-    def cut(value: Tensor | int) -> Tensor | int:
+def _slice(evidence: Evidence, fixed: Container[fx.Node], start: int, end: int) -> Evidence:
+    def cut(node: fx.Node, value: Tensor | int) -> Tensor | int:
+        if node in fixed:
+            return value
         return value[start:end] if isinstance(value, Tensor) else end - start
 
     return Evidence(
-        inputs={node: cut(value) for node, value in evidence.inputs.items()},
+        inputs={node: cut(node, value) for node, value in evidence.inputs.items()},
         gradients=tuple(None if g is None else g[start:end] for g in evidence.gradients),
         samples=evidence.samples,
     )

@@ -188,11 +188,31 @@ def unify(a: Layout, b: Layout) -> None:
     elif isinstance(a, Prod) and isinstance(b, Prod):
         _unify_aligned(list(a.factors), list(b.factors), factor)
     else:
+        _refuse_shift(a, b)
         _unify_aligned(_parts(a), _parts(b), cut)
 
 
 def _parts(layout: Layout) -> list[Layout]:
     return list(layout.parts) if isinstance(layout, Cat) else [layout]
+
+
+def _refuse_shift(a: Layout, b: Layout) -> None:
+    """An axis beside itself, moved by less than its size, would come apart entry by entry."""
+    there = _offsets(b)
+    for part, start in _offsets(a).items():
+        if part in there and 0 < abs(there[part] - start) < part.size:
+            raise MismatchError
+
+
+def _offsets(layout: Layout) -> dict[Axis, int]:
+    """Where the blocks begin that are plain axes."""
+    found: dict[Axis, int] = {}
+    start = 0
+    for part in _parts(layout):
+        if isinstance(part, Axis):
+            found.setdefault(part, start)
+        start += size_of(part)
+    return found
 
 
 def _unify_aligned(

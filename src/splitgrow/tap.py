@@ -56,7 +56,7 @@ class TappedModel(ModelView):
         super().__init__(model)
         self._graph = graph
         self._edges = {edge for unit in units for edge in unit.subgraph.edges}
-        self._keep = {node for unit in units for node in unit.subgraph.inputs}
+        self._keep = {n for u in units for n in u.subgraph.inputs if n not in graph.tensors}
         self._last_use = _last_uses(graph)
         self.records: list[_Record] = []
 

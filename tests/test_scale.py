@@ -1,0 +1,94 @@
+"""Scoring large units: nothing of size d x d, pieces of a batch, several passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import splitgrow as sg
+from splitgrow import chunks, zoo
+
+
+def loss_fn(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    images, labels = batch
+    return F.cross_entropy(model(images), labels)
+
+
+def images(count: int, size: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    return torch.randn(count, 3, size, size, dtype=dtype), torch.arange(count) % 10
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the largest tensor that any operation returns."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        sizes = [t.numel() for t in tree_leaves(out) if isinstance(t, Tensor)]
+        self.numel = max([self.numel, *sizes])
+        return out
+
+
+def test_full_size_vgg19_is_scored_without_a_matrix_of_d_by_d() -> None:
+    model = zoo.vgg19()
+    batch = images(2, 32)
+    units = sg.find_units(model, batch[0][:1])
+    largest = max(unit.size for unit in units)
+    assert largest == 4608
+    with LargestTensor() as seen:
+        scores = sg.score(model, loss_fn, [batch], units=units, steps=2)
+    assert {found.method for found in scores.values()} == {"lanczos"}
+    assert seen.numel < largest * largest  # not even that of a single neuron
+    assert all(torch.isfinite(found.values).all() for found in scores.values())
+
+
+@pytest.mark.parametrize("make", [lambda: zoo.vgg19(width=4), lambda: zoo.mobilenet_v1(width=4)])
+def test_pieces_of_a_batch_give_the_same_scores(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: nn.Module = make().double()
+    batch = images(6, 32, torch.float64)
+    units = sg.find_units(model, batch[0][:1])
+    whole = sg.score(model, loss_fn, [batch], units=units, steps=4)
+    monkeypatch.setattr(chunks, "CPU_PIECE", 2**14)
+    pieces = [
+        list(chunks.chunks(found, units[0], units.analysis))
+        for found in _evidence(model, units, batch)
+    ]
+    assert len(pieces[0]) > 1
+    cut = sg.score(model, loss_fn, [batch], units=units, steps=4)
+    for name, found in whole.items():
+        scale = found.values.abs().max().clamp_min(1e-30)
+        assert ((found.values - cut[name].values).abs() / scale).max() < 1e-9
+
+
+def test_samples_that_a_model_mixes_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 3), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.tanh(self.first(x))
+            return self.last(hidden - hidden.mean(dim=0))
+
+    model = Centred().double()
+    batch = (torch.randn(8, 4, dtype=torch.float64), torch.arange(8) % 2)
+    units = sg.find_units(model, batch[0])
+    monkeypatch.setattr(chunks, "CPU_PIECE", 8)
+    (found,) = _evidence(model, units, batch)
+    assert len(list(chunks.chunks(found, units["first"], units.analysis))) == 1
+
+
+def _evidence(model: nn.Module, units: sg.Units, batch: tuple[Tensor, Tensor]) -> list[Any]:
+    from splitgrow.tap import collect
+
+    ((_, _, evidence),) = collect(model, units, units, loss_fn, [batch])
+    return evidence[units[0].name]
