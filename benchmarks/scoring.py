@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -85,8 +86,14 @@ def peak_memory(name: str, batch: int, device: str, what: str, steps: int | None
     """Bytes above the loaded program that a step or a scoring needs, in a fresh process."""
     arguments = ["--probe", name, "--what", what, "--batch", str(batch), "--device", device]
     arguments += [] if steps is None else ["--steps", str(steps)]
+    # Freed memory goes back at once, so that the peak is what is needed, not what malloc keeps.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "100000"}
     output = subprocess.run(  # noqa: S603  (our own file)
-        [sys.executable, __file__, *arguments], check=True, capture_output=True, text=True
+        [sys.executable, __file__, *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=environment,
     )
     return float(output.stdout.split()[-1])
 
@@ -126,7 +133,9 @@ def _peak() -> float:
     return _status("VmHWM")
 
 
-def measure(name: str, batch: int, device: str, steps: int | None, repeats: int) -> dict[str, object]:
+def measure(
+    name: str, batch: int, device: str, steps: int | None, repeats: int
+) -> dict[str, object]:
     """Time and memory of one net, as ratios to a training step."""
     bench = Bench(name, batch, device)
     for _ in range(3):
@@ -176,7 +185,8 @@ def main() -> None:
     show(rows, args.batch, "auto" if steps is None else f"{steps} Lanczos steps")
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps({"settings": settings(args), "rows": rows}, indent=1) + "\n")
+        found = {"settings": settings(args), "rows": rows}
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def settings(args: argparse.Namespace) -> dict[str, object]:
@@ -204,7 +214,7 @@ def show(rows: list[dict[str, object]], batch: int, solver: str) -> None:
             f"{row['step seconds']:.3f}", f"{row['time ratio']:.1f}  ({low:.1f} to {high:.1f})",
             f"{row['step MB']:.0f}", f"{row['memory ratio']:.2f}",
         )  # fmt: skip
-    Console().print(table)
+    Console(width=120).print(table)
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def operators(
     for spec in case.units:
         unit = units[spec.name]
         (only_call,) = evidence[unit.name]
-        yield spec, unit, SplittingMatrix(unit, only_call, constants, None, closed_form)
+        yield spec, unit, SplittingMatrix(unit, only_call, constants, None, closed_form=closed_form)
 
 
 def as_dense(unit: sg.Unit, apply: SplittingMatrix) -> Tensor:  # (width, d, d)

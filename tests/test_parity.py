@@ -39,9 +39,15 @@ def chosen_in(units: sg.Units) -> dict[str, list[int]]:
 def grown(case: Case, dtype: torch.dtype = torch.float64) -> nn.Module:
     """The model with many neurons of every unit doubled, at eps = 0."""
     model, units = fresh(case).to(dtype), units_of(case)
+    assert len(units) == len(case.units)
     with Undo() as undo:
         regrow(model, units, plan_regrowth(units, chosen_in(units)), undo)
+    assert count(model) > count(fresh(case))
     return model
+
+
+def count(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
 
 
 def inputs_of(case: Case, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -66,8 +72,6 @@ def test_all_units_doubled_at_once_leave_the_outputs(
     case: Case, dtype: torch.dtype, tolerance: float
 ) -> None:
     model, wide = fresh(case).to(dtype), grown(case, dtype)
-    count = [sum(p.numel() for p in m.parameters()) for m in (model, wide)]
-    assert count[1] > count[0]
     assert_same_outputs(model, wide, inputs_of(case, dtype), tolerance)
 
 
@@ -193,15 +197,15 @@ def split_once(model: nn.Module, case: Case, units: sg.Units) -> sg.Receipt:
     loss_fn, batches = LOSSES["mse"], [batch_of(case, "mse")]
     with torch.no_grad():
         loss = loss_fn(model, batches[0]).item()
-    count = sum(p.numel() for p in model.parameters())
+    before = count(model)
     plan = sg.select(sg.score(model, loss_fn, batches, units=units), fraction=0.3)
     receipt = sg.split(model, plan, loss_fn=loss_fn, batches=batches)
     with torch.no_grad():
         change = loss_fn(model, batches[0]).item() - loss
     assert change < 0
     assert receipt.measured == pytest.approx(change, abs=1e-12)
-    assert receipt.params == (count, sum(p.numel() for p in model.parameters()))
-    assert receipt.params[1] > count
+    assert receipt.params == (before, count(model))
+    assert count(model) > before
     for module in model.modules():
         assert_attributes_are_true(module)
     return receipt

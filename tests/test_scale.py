@@ -50,9 +50,7 @@ def test_full_size_vgg19_is_scored_without_a_matrix_of_d_by_d() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: zoo.vgg19(width=4), lambda: zoo.mobilenet_v1(width=4)])
-def test_pieces_of_a_batch_give_the_same_scores(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_of_a_batch_give_the_same_scores(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model: nn.Module = make().double()
     batch = images(6, 32, torch.float64)
     units = sg.find_units(model, batch[0][:1])

@@ -33,8 +33,9 @@ from helpers_split import (
 from splitgrow import split as split_module
 from splitgrow import zoo
 from splitgrow.plan import Entry, SplitPlan
+from splitgrow.split import _search
 from splitgrow.trial import largest_change
-from splitgrow.units import named_tensors
+from splitgrow.units import Units, named_tensors
 
 # --- print(model) is true -----------------------------------------------------------------
 
@@ -480,6 +481,71 @@ def test_receipt_tells_the_truth() -> None:
 # --- the step -----------------------------------------------------------------------------
 
 
+@dataclasses.dataclass
+class Curve:
+    """A loss as a function of the step, standing in for the model and the meter at once."""
+
+    function: Callable[[float], float]
+    loss: float = 1.0
+    step: float = 0.0
+    calls: int = 0
+
+    def move(self, step: float) -> None:
+        self.step = step
+
+    def change(self) -> float:
+        self.calls += 1
+        return self.function(self.step)
+
+    change_or_infinity = change
+
+
+def quartic(best: float) -> Callable[[float], float]:
+    """The change of loss of a split with smooth neurons, lowest at `best`."""
+    return lambda s: 1e-3 * ((s / best) ** 4 - 2 * (s / best) ** 2)
+
+
+@pytest.mark.parametrize("best", [1e-5, 3e-4, 2e-3, 0.01, 0.05, 0.3, 0.9])
+def test_the_search_comes_close_to_the_best_step(best: float) -> None:
+    curve = Curve(quartic(best))
+    found = _search(curve, curve, rounding=1e-12)
+    assert best / 1.4 < found.size < best * 1.4  # a quarter of a decade is a factor of 1.8
+    assert found.measured == curve.function(found.size)
+    assert found.measured < 0.7 * curve.function(best)
+    assert curve.calls == len(found.searched) + 1 <= 14
+
+
+def test_the_search_goes_no_further_than_the_neurons_length() -> None:
+    curve = Curve(lambda s: -(s**2))
+    assert _search(curve, curve, rounding=1e-12).size == 1.0
+
+
+def test_the_search_climbs_out_of_the_noise() -> None:
+    """Where the first step is too small to tell, larger ones may not be."""
+    curve = Curve(lambda s: -1e-3 * s**2)
+    found = _search(curve, curve, rounding=1e-6)
+    assert found.size == 1.0
+    assert found.searched[0] == pytest.approx((0.01, -1e-7))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda s: s**2,
+        lambda s: 0.0,
+        lambda s: -1e-7,
+        lambda s: float("inf") if s else 0.0,
+        lambda s: 1e-7 * (-1) ** int(1e7 * s),
+    ],
+    ids=["rises", "flat", "offset", "overflows", "jitters"],
+)
+def test_the_search_refuses_what_does_not_lower_the_loss(function: Any) -> None:
+    curve = Curve(function)
+    with pytest.raises(sg.SplitRefused, match="by more than rounding"):
+        _search(curve, curve, rounding=2e-7)
+    assert curve.calls <= 12
+
+
 @given(
     seed=st.integers(0, 2**16),
     width=st.integers(1, 5),
@@ -537,24 +603,29 @@ def upward_plan(p: Problem) -> SplitPlan:
     return SplitPlan([Entry("0", neuron, -1.0, direction, 1.0)], p.units)
 
 
+@functools.cache
+def _perceptron_units(dtype: torch.dtype) -> Units:
+    return sg.find_units(mlp(3, 4, 2).to(dtype), torch.randn(8, 3).to(dtype))
+
+
+# With the last seven, rounding alone lowers the loss in float32 at some of the smallest steps.
+@pytest.mark.parametrize("seed", [0, 1, 2, 11, 13, 38, 44, 61, 84, 86])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("seed", range(4))
 def test_a_plan_that_cannot_lower_the_loss_is_refused(dtype: torch.dtype, seed: int) -> None:
     torch.manual_seed(seed)
-    p = problem(mlp(3, 4, 2), (8, 3), torch.float64, batches=1)
-    plan = upward_plan(p)
-    p.model.to(dtype)
-    batches = [(x.to(dtype), y.to(dtype)) for x, y in p.batches]
-    units = sg.find_units(p.model, (batches[0][0],))
-    plan = SplitPlan(list(plan), units)
-    optimizer = torch.optim.Adam(p.model.parameters())
-    mse(p.model, batches[0]).backward()
+    model, batch = mlp(3, 4, 2).double(), (torch.randn(8, 3).double(), torch.randn(8, 2).double())
+    upward = upward_plan(Problem(model, [batch], _perceptron_units(torch.float64)))
+    plan = SplitPlan(list(upward), _perceptron_units(dtype))
+    model.to(dtype)
+    batches = [(batch[0].to(dtype), batch[1].to(dtype))]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
+    mse(model, batches[0]).backward()
     optimizer.step()
-    snapshot = Snapshot(p.model, optimizer)
+    snapshot = Snapshot(model, optimizer)
     with pytest.raises(sg.SplitRefused, match=r"lowers the loss of .* Nothing was changed"):
-        sg.split(p.model, plan, optimizer=optimizer, loss_fn=mse, batches=batches)
+        sg.split(model, plan, optimizer=optimizer, loss_fn=mse, batches=batches)
     snapshot.assert_same()
-    receipt = sg.split(p.model, plan, optimizer=optimizer, loss_fn=mse, batches=batches, step=0.3)
+    receipt = sg.split(model, plan, optimizer=optimizer, loss_fn=mse, batches=batches, step=0.3)
     assert receipt.measured > 0  # a given step is taken as it is
 
 

@@ -106,9 +106,9 @@ class Call:
         args, kwargs = pytree.tree_map(short, (self.args, self.kwargs))
         return ", ".join([*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())])
 
-    def to(self, device: torch.device) -> Call:
-        """The same call with its tensors on a device."""
-        return self.with_tensors([tensor.to(device) for tensor in self.tensors()])
+    def to(self, device: torch.device | None) -> Call:
+        """The same call with copies of its tensors, which a model may change in place."""
+        return self.with_tensors([t.detach().to(device, copy=True) for t in self.tensors()])
 
     def like(self, other: Call) -> bool:
         """Do two calls differ in nothing but the tensors?"""
@@ -289,7 +289,7 @@ class Graph:
 def _check_shape(node: fx.Node, tensor: Tensor) -> None:
     """Raise where a batch differs from the example in a size that is fixed in the graph."""
     traced = node.meta["val"]
-    expected = tuple(size if isinstance(size, int) else "any" for size in traced.shape)
+    expected = tuple(_fixed(size) for size in traced.shape)
     pairs = zip(expected, tensor.shape, strict=False)
     if traced.ndim != tensor.ndim or any(want not in ("any", got) for want, got in pairs):
         raise InputError(
@@ -305,8 +305,14 @@ def _check_shape(node: fx.Node, tensor: Tensor) -> None:
         )
 
 
+def _fixed(size: Any) -> int | str:
+    number = size if isinstance(size, int) else size.node.maybe_as_int()
+    return "any" if number is None else number
+
+
 def capture(model: nn.Module, example: Call) -> Graph:
     """Export the model in eval mode, with a batch size that may vary where the model allows it."""
+    example = example.to(None)
     with eval_mode(model):
         program, structure, batch = _export(model, example)
     restore(program.graph)
@@ -418,11 +424,12 @@ def _explain(model: nn.Module, example: Call, error: Exception) -> str:
     """Where in the user's code the export stopped, and what to do about it."""
     try:
         with eval_mode(model), seeded(), torch.no_grad():
-            model(*example.args, **example.kwargs)
-    except Exception as own:  # noqa: BLE001  (the model's code may raise anything)
+            own = example.to(None)
+            model(*own.args, **own.kwargs)
+    except Exception as failure:  # noqa: BLE001  (the model's code may raise anything)
         return (
-            f"The model does not run on example_inputs ({example.describe()}){_where(own)}\n"
-            f"  {_first_line(own)}\n"
+            f"The model does not run on example_inputs ({example.describe()}){_where(failure)}\n"
+            f"  {_first_line(failure)}\n"
             "Give find_units an example that model(*example_inputs) accepts (keyword inputs as a "
             "dict), on the model's own device."
         )

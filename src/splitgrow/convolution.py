@@ -104,7 +104,9 @@ class _ByWeight(Function):
 def as_convolution(node: fx.Node) -> Callable[..., Tensor] | None:
     """A twice differentiable form of a convolution node, called with the node's arguments."""
     schema = getattr(node.target, "_schema", None)
-    if schema is None or not schema.name.startswith("aten::conv") or "padding" == node.target._overloadname:
+    if schema is None or not schema.name.startswith("aten::conv"):
+        return None
+    if schema.overload_name == "padding":  # padding="same", by name
         return None
     names = [argument.name for argument in schema.arguments]
     defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
@@ -113,15 +115,16 @@ def as_convolution(node: fx.Node) -> Callable[..., Tensor] | None:
         given = defaults | dict(zip(names, args, strict=False)) | kwargs
         x, w, bias = given["input"], given["weight"], given.get("bias")
         places = w.ndim - 2
-        batched = x if x.ndim == w.ndim else x.unsqueeze(0)
-        transposed = given.get("transposed", "transpose" in schema.name)
         geometry = Geometry(
-            *(_each(given[name], places) for name in ("stride", "padding", "dilation")),
-            transposed,
-            _each(given.get("output_padding", 0), places),
-            given["groups"],
+            stride=_each(given["stride"], places),
+            padding=_each(given["padding"], places),
+            dilation=_each(given["dilation"], places),
+            transposed=given.get("transposed", "transpose" in schema.name),
+            output_padding=_each(given.get("output_padding", 0), places),
+            groups=given["groups"],
         )
-        y = Convolve.apply(batched, w, geometry)
+        batched = x if x.ndim == w.ndim else x.unsqueeze(0)
+        y: Tensor = Convolve.apply(batched, w, geometry)
         if bias is not None:
             y = y + bias.reshape(-1, *(1,) * places)
         return y if x.ndim == w.ndim else y.squeeze(0)

@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from torch.autograd import Function
 
 from splitgrow.errors import InputError
+from splitgrow.execute import name_of
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ KINKS: dict[str, Callable[..., Kinks]] = {
     "aten::clamp": _clamp,
     "aten::clamp_min": lambda low: _clamp(low),
     "aten::clamp_max": lambda high: _clamp(None, high),
-    "aten::threshold": lambda at, value: [(at, 1.0)],
+    "aten::threshold": lambda at, _: [(at, 1.0)],
     "aten::hardshrink": _shrink,
     "aten::softshrink": _shrink,
     "aten::hardsigmoid": lambda: [(-3.0, 1 / 6), (3.0, -1 / 6)],
@@ -78,8 +79,7 @@ CURVED_BETWEEN = {"aten::hardswish", "aten::prelu", "aten::_prelu_kernel"}
 
 def kinks_of(node: fx.Node, args: tuple[Any, ...]) -> Kinks:
     """The kinks of a node's operation at its argument values; none if it is smooth."""
-    schema = getattr(node.target, "_schema", None)
-    found = KINKS.get(schema.name) if schema is not None else None
+    found = KINKS.get(name_of(node))
     if found is None:
         return []
     rest = [_slope_like(a, args[0]) if isinstance(a, Tensor) else a for a in args[1:]]
@@ -128,12 +128,12 @@ def apply_to_jet(
     node: fx.Node, function: Callable[..., Tensor], args: tuple[Any, ...], jet: Jet,
     stand_in: Softplus | None,
 ) -> Jet:  # fmt: skip
-    """A unary pointwise operation applied to a jet; ``args`` are the node's, ``jet.value`` first."""
+    """A unary pointwise operation applied to a jet; ``args`` are the node's own."""
     kinks = kinks_of(node, args)
     with torch.enable_grad():
         at = jet.value.detach().requires_grad_()
         value = function(*[at if a is jet.value else a for a in args])
-        flat = bool(kinks) and node.target._schema.name not in CURVED_BETWEEN
+        flat = bool(kinks) and name_of(node) not in CURVED_BETWEEN
         (slope,) = torch.autograd.grad(value, at, torch.ones_like(value), create_graph=not flat)
         curved = None
         if slope.requires_grad:
@@ -170,6 +170,7 @@ class Quadratic(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         bend: Bend = ctx.bend
         if not torch.is_grad_enabled():
+            assert bend.slope is not None
             return grad * bend.slope, None, None
         return _Slope.apply(grad, bend.x, bend), None, None
 
@@ -180,6 +181,7 @@ class _Slope(Function):
     @staticmethod
     def forward(ctx: Any, grad: Tensor, x: Tensor, bend: Bend) -> Tensor:
         assert bend.curvature is not None
+        assert bend.slope is not None
         ctx.save_for_backward(bend.curvature.mul_(grad))  # from now on the product is all we need
         ctx.bend = bend
         bend.curvature = bend.x = None

@@ -27,7 +27,7 @@ class PlanError(SplitgrowError):
 
 
 class OptimizerError(SplitgrowError):
-    """The optimizer does not own the parameters that a split resizes, or its state cannot follow."""
+    """The optimizer does not own the resized parameters, or its state cannot follow."""
 
 
 class SplitRefused(SplitgrowError):

@@ -43,12 +43,23 @@ REPLACED: dict[Any, Callable[..., Any]] = {
 }
 
 
+def function_of(node: fx.Node) -> Callable[..., Any]:
+    """What a node calls."""
+    assert callable(node.target)
+    return REPLACED.get(node.target, node.target)
+
+
+def name_of(node: fx.Node) -> str:
+    """The name of a node's operation, such as ``aten::relu``; empty for other functions."""
+    schema = getattr(node.target, "_schema", None)
+    return "" if schema is None else str(schema.name)
+
+
 def run_node(node: fx.Node, lookup: Callable[[fx.Node], Any]) -> Any:
     """The value of a node, its arguments found by ``lookup``."""
     args = fx.map_arg(node.args, lookup)
     kwargs = fx.map_arg(node.kwargs, lookup)
-    function = REPLACED.get(node.target, node.target)
-    return function(*args, **kwargs)
+    return function_of(node)(*args, **kwargs)
 
 
 def run_nodes(nodes: tuple[fx.Node, ...], values: Mapping[fx.Node, Any]) -> dict[fx.Node, Any]:

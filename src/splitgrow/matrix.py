@@ -20,14 +20,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from splitgrow.convolution import as_convolution
 from splitgrow.capture import shape_of
+from splitgrow.convolution import as_convolution
 from splitgrow.curvature import (
     Bend,
     Jet,
@@ -37,7 +37,7 @@ from splitgrow.curvature import (
     kink_curvature,
     kinks_of,
 )
-from splitgrow.execute import BATCH_NORM, REPLACED, batch_norm_affine, run_node, run_nodes
+from splitgrow.execute import BATCH_NORM, batch_norm_affine, function_of, run_node, run_nodes
 from splitgrow.rules import Trait, elementwise, find_rule
 from splitgrow.subgraph import Head
 from splitgrow.tap import Evidence
@@ -53,6 +53,7 @@ class SplittingMatrix:
         evidence: Evidence,
         constants: dict[fx.Node, Tensor],  # the model's tensors, by placeholder
         stand_in: Softplus | None,
+        *,
         closed_form: bool = True,
     ) -> None:
         self._unit = unit
@@ -324,7 +325,7 @@ class Body:
             return jet
         args = fx.map_arg(node.args, lambda n: jet.value if n is source else self._constants[n])
         if node.target is BATCH_NORM:
-            scale, shift = batch_norm_affine(*args)
+            scale, shift = batch_norm_affine(*cast("Any", args))
             return jet.then(torch.addcmul(shift, jet.value, scale), scale, None)
         if _is_copy(node):
             return jet
@@ -353,7 +354,7 @@ class Body:
 
 
 def _function_of(node: fx.Node) -> Any:
-    return as_convolution(node) or REPLACED.get(node.target, node.target)
+    return as_convolution(node) or function_of(node)
 
 
 def _is_copy(node: fx.Node) -> bool:

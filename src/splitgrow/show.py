@@ -103,9 +103,9 @@ def receipt_table(receipt: Receipt) -> str:
     facts.add_row("step", f"{receipt.step:.3g}  ({kind})")
     facts.add_row("predicted change of loss", f"{receipt.predicted:+.3e}")
     if receipt.measured is not None and receipt.loss is not None:
-        after = receipt.loss + receipt.measured
+        now = receipt.loss + receipt.measured
         facts.add_row(
             "measured change of loss",
-            f"{receipt.measured:+.3e}  ({receipt.loss:.6g} -> {after:.6g})",
+            f"{receipt.measured:+.3e}  ({receipt.loss:.6g} -> {now:.6g})",
         )
     return render(table, facts)

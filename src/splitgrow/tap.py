@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ class TappedModel(ModelView):
         env = placeholder_values(self._model, self._graph, call.bound_to(self._model))
         record = _Record({}, {})
         for node in self._graph.nodes:
-            value = _run_captured(node, lambda n, at=node: self._read(env, record, at, n))
+            value = _run_captured(node, partial(self._read, env, record, node))
             env[node] = value
             if node in self._keep:
                 record.kept[node] = value.detach() if isinstance(value, Tensor) else value
@@ -138,15 +139,19 @@ def _backward(
     model: nn.Module, loss: Tensor, records: list[_Record], index: int
 ) -> list[dict[Edge, Tensor | None]]:
     taps = [tap for record in records for tap in record.taps.values()]
+    if not taps:
+        return [{} for _ in records]  # nothing in the model can be split
     if not loss.requires_grad:
         raise LossError(
             "the loss does not depend on the model's outputs (is it detached, or computed under "
             "no_grad?). Return a differentiable loss."
         )
     own = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    found = torch.autograd.grad(loss, [*taps, *own.values()], allow_unused=True)
-    _warn_of_direct_use(index, [n for n, g in zip(own, found[len(taps) :], strict=True)
-                                if g is not None])  # fmt: skip
+    found: Sequence[Tensor | None] = torch.autograd.grad(
+        loss, [*taps, *own.values()], allow_unused=True
+    )
+    used = [n for n, g in zip(own, found[len(taps) :], strict=True) if g is not None]
+    _warn_of_direct_use(index, used)
     gradients = iter(found)
     return [{edge: next(gradients) for edge in record.taps} for record in records]
 
