@@ -157,7 +157,7 @@ CONTINUITY = {
     ),
     "radam": ADAM(partial(optim.RAdam, lr=0.02, eps=1e-3, weight_decay=0.1), before=6),
     "asgd": Continuity(
-        partial(optim.ASGD, lr=0.1, lambd=1e-2, t0=5, weight_decay=0.1),
+        partial(optim.ASGD, lr=0.1, lambd=1e-2, t0=1, weight_decay=0.1),
         like_asgd,
         state=asgd_state,
     ),

@@ -189,8 +189,9 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
     if not tensor.numel():
         return 0, 0
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in pairs)
-    return tensor.storage_offset() * tensor.element_size(), (last + 1) * tensor.element_size()
+    first = int(tensor.storage_offset())
+    last = first + sum((int(size) - 1) * stride for size, stride in pairs)
+    return first * tensor.element_size(), (last + 1) * tensor.element_size()
 
 
 def _block_shared_weights(analysis: Analysis) -> None:

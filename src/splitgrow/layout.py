@@ -294,9 +294,9 @@ def _factor_parts(parts: tuple[Layout, ...], inner: int) -> tuple[Layout, Layout
     firsts: list[Layout] = []
     rests: list[Layout] = []
     for part in parts:
-        if size_of(part) == inner:
-            first, rest = ONE, part
-        else:
+        first: Layout = ONE
+        rest = part
+        if size_of(part) != inner:
             first, rest = factor(part, size_of(part) // inner)
         if size_of(rest) != inner:
             raise MismatchError

@@ -142,6 +142,7 @@ class Units(Sequence[Unit]):
 
     @property
     def graph(self) -> Graph:
+        """The traced model."""
         return self.analysis.graph
 
     @cached_property

@@ -98,7 +98,7 @@ def bilinear(op: Op) -> Dims:
     """Contract two tensors with one weight; its rows carry on."""
     batch = [("batch", d) for d in range(len(op.shape) - 1)]
     nodes = [op["input1"], op["input2"], op["weight"]]
-    terms = [[*batch, "i"], [*batch, "j"], ["o", "i", "j"]]
+    terms: list[list[Index]] = [[*batch, "i"], [*batch, "j"], ["o", "i", "j"]]
     *rest, rows = _multiply(op, nodes, terms, [*batch, "o"])
     if op.is_tensor("bias"):
         op.unify(op.dims("bias")[0], rows)
@@ -138,12 +138,12 @@ def _multiply(
     if len(set(nodes)) < len(nodes):
         op.block([layout for node in nodes for layout in op.dims(node)], "multiplies itself")
         return op.fresh()
-    merged = {index: _merge(op, index in result, used) for index, used in uses.items()}
+    merged = {index: _merge(op, used, kept=index in result) for index, used in uses.items()}
     op.count(*merged.values())
     return tuple(merged[index] for index in result)
 
 
-def _merge(op: Op, kept: bool, uses: list[tuple[fx.Node, Layout]]) -> Layout:
+def _merge(op: Op, uses: list[tuple[fx.Node, Layout]], *, kept: bool) -> Layout:
     nodes, layouts = zip(*uses, strict=True)
     if len(set(nodes)) < len(nodes):
         op.block(list(layouts), "is a diagonal in einsum")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import fx
 
@@ -72,7 +72,10 @@ class Rule:
 RULES: dict[str, Rule] = {}
 
 
-def rule(*names: str, traits: Trait = Trait.NONE) -> Callable[[Propagate], Propagate]:
+_P = TypeVar("_P", bound=Propagate)
+
+
+def rule(*names: str, traits: Trait = Trait.NONE) -> Callable[[_P], _P]:
     """Register a function as the rule of the ATen operations ``names`` (all overloads).
 
     An operation of another library is named with its namespace::
@@ -82,7 +85,7 @@ def rule(*names: str, traits: Trait = Trait.NONE) -> Callable[[Propagate], Propa
             return op.dims("x")
     """
 
-    def register(propagate: Propagate) -> Propagate:
+    def register(propagate: _P) -> _P:
         for name in names:
             key = name if "::" in name else f"aten::{name}"
             if key in RULES:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torch import fx
+
 from splitgrow.capture import shape_of
 from splitgrow.layout import (
     ONE,
@@ -312,4 +314,6 @@ def flip(op: Op) -> Dims:
 def getitem(op: Op) -> Dims:
     """One of several results."""
     source, index = op.node.args
+    assert isinstance(source, fx.Node)
+    assert isinstance(index, int)
     return op.analysis.several[source][index]
