@@ -280,7 +280,6 @@ def test_eval_mode_sets_modules_one_by_one() -> None:
     assert torch.equal(model[0].weight, weight)  # the model's own train() was not called
 
 
-@pytest.mark.xfail(strict=False, reason="capture calls .eval() on what it traces")
 def test_find_units_and_score_do_not_call_the_models_own_train() -> None:
     model = Merging(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
     data = [(torch.randn(4, 2), torch.randn(4, 1))]

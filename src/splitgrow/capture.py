@@ -388,7 +388,8 @@ def _export(
     failure: Exception | None = None
     for call, dynamic in ((example.with_batch_of_two(), True), (example, False)):
         structure = _Structure()
-        traced = _Traced(model, call, structure).eval()
+        traced = _Traced(model, call, structure)
+        traced.training = False  # not by eval(), which would call the model's own train()
         tensors = call.tensors()
         shapes = [{0: torch.export.Dim.AUTO} if t.ndim else None for t in tensors]
         try:
