@@ -180,13 +180,15 @@ def main() -> None:
     if args.probe:
         print(probe(args.probe, args.batch, args.device, args.what, steps))
         return
-    rows = [measure(name, args.batch, args.device, steps, args.repeats)
-            for name in NETS if args.only in name]  # fmt: skip
+    rows: list[dict[str, object]] = []
+    for name in NETS:
+        if args.only in name:
+            rows.append(measure(name, args.batch, args.device, steps, args.repeats))
+            if args.json:  # as we go: a run that is cut short keeps what it has
+                args.json.parent.mkdir(parents=True, exist_ok=True)
+                found = {"settings": settings(args), "rows": rows}
+                args.json.write_text(json.dumps(found, indent=1) + "\n")
     show(rows, args.batch, "auto" if steps is None else f"{steps} Lanczos steps")
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        found = {"settings": settings(args), "rows": rows}
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def settings(args: argparse.Namespace) -> dict[str, object]:

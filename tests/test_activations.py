@@ -170,9 +170,7 @@ class OneParameterEach(nn.Module):
 
 
 @functools.cache
-def prepared(
-    function: Callable[[Tensor], Tensor], grid: Tensor
-) -> tuple[nn.Module, sg.Units]:
+def prepared(function: Callable[[Tensor], Tensor], grid: Tensor) -> tuple[nn.Module, sg.Units]:
     model = OneParameterEach(function, grid)
     return model, sg.find_units(model, torch.ones(1, 1, dtype=grid.dtype))
 
@@ -223,10 +221,10 @@ def smoothed_corners(function: Callable[[Tensor], Tensor], beta: float, at: Tens
 
 
 def _functions(names: set[str]) -> list[Any]:
-    found = []
-    for param in _instances(names):
-        found.append(pytest.param(_activation(param.id, param.values[0]), id=param.id))
-    return found
+    return [
+        pytest.param(_activation(param.id, param.values[0]), id=param.id)
+        for param in _instances(names)
+    ]
 
 
 _MADE: dict[str, nn.Module] = {}
@@ -325,8 +323,10 @@ COMPOSED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor],
     "gate by relu": (lambda x: F.relu(x) * x, lambda x, d: 2 * (x > 0) + x * d),
     "relu of tanh": (
         lambda x: F.relu(x.tanh()),
-        lambda x, d: logistic(x.tanh(), 3.0) * (1 - x.tanh() ** 2) ** 2
-        - 2 * (x > 0) * x.tanh() * (1 - x.tanh() ** 2),
+        lambda x, d: (
+            logistic(x.tanh(), 3.0) * (1 - x.tanh() ** 2) ** 2
+            - 2 * (x > 0) * x.tanh() * (1 - x.tanh() ** 2)
+        ),
     ),
     "relu of relu": (
         lambda x: F.relu(F.relu(x) - 1),

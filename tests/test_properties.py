@@ -6,6 +6,7 @@ rules know nothing of the stages; they see ATen operations.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -266,9 +267,7 @@ PLACES = 6
 
 
 @st.composite
-def networks(
-    draw: st.DrawFn, activations: dict[str, Callable[[], nn.Module]] = SMOOTH
-) -> Network:
+def networks(draw: st.DrawFn, activations: dict[str, Callable[[], nn.Module]] = SMOOTH) -> Network:
     d = Draw(draw, activations)
     torch.manual_seed(draw(st.integers(0, 2**16)))
     stages: list[Stage] = []
@@ -354,7 +353,7 @@ def test_any_plan_can_be_carried_out_and_lived_with(model: Network, data: st.Dat
     train(model, optimizer, loss_fn, x)
     before = [t.clone() for t in outputs_of(model.eval(), x)]
     receipt = sg.split(model, sg.SplitPlan(entries, units), step=1e-9, optimizer=optimizer)
-    assert receipt.parity < 1e-10 * max(1.0, max(t.abs().max().item() for t in before))
+    assert receipt.parity < 1e-10 * max(1.0, *(t.abs().max().item() for t in before))
     for a, b in zip(before, outputs_of(model, x), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
     check_attributes(model)
@@ -400,11 +399,8 @@ def check_second_round(
     scores = sg.score(model, loss_fn, [x], units=again)
     plan = sg.select(scores, count=2)
     if len(plan):
-        try:
+        with contextlib.suppress(sg.SplitRefused):  # no step may lower the loss
             second = sg.split(model, plan, loss_fn=loss_fn, batches=[x])
-        except sg.SplitgrowError as error:
-            assert str(error)
-        else:
             assert second.measured < 0
 
 

@@ -99,11 +99,15 @@ PRODUCTS: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "expanded weight": lambda s, x: torch.bmm(
         (x @ s.w.T).tanh()[:, None], s.out.T.expand(x.shape[0], -1, -1)
     )[:, 0],
-    "einsum": lambda s, x: torch.einsum("bh,oh->bo", torch.einsum("bi,hi->bh", x, s.w).tanh(), s.out),
+    "einsum": lambda s, x: torch.einsum(
+        "bh,oh->bo", torch.einsum("bi,hi->bh", x, s.w).tanh(), s.out
+    ),
     "einsum spaces": lambda s, x: torch.einsum(
         "b h, o h -> b o", torch.einsum("h i, b i -> b h", s.w, x).tanh(), s.out
     ),
-    "einsum implicit": lambda s, x: torch.einsum("bh,oh", torch.einsum("bi,hi", x, s.w).tanh(), s.out),
+    "einsum implicit": lambda s, x: torch.einsum(
+        "bh,oh", torch.einsum("bi,hi", x, s.w).tanh(), s.out
+    ),
     "einsum ellipsis": lambda s, x: torch.einsum(
         "...h,oh->...o", torch.einsum("...i,hi->...h", x, s.w).tanh(), s.out
     ),
@@ -130,8 +134,8 @@ PRODUCTS: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "weighted sum of a copy": lambda s, x: (
         ((x @ s.w.T).tanh()[:, None] * s.out).contiguous().sum(dim=[2])
     ),
-    "linear by broadcasting": lambda s, x: (
-        (s.out * (s.w * x[:, None]).sum(-1).tanh()[:, None]).sum(-1)
+    "linear by broadcasting": lambda s, x: (s.out * (s.w * x[:, None]).sum(-1).tanh()[:, None]).sum(
+        -1
     ),
 }
 
@@ -198,7 +202,9 @@ def test_weights_that_are_concatenated_parameters() -> None:
         h = (x @ torch.cat([s.u, s.v]).T).tanh()
         return h @ torch.cat([s.p, s.q]).T
 
-    net = Net(forward, u=torch.randn(3, 5), v=torch.randn(4, 5), p=torch.randn(1, 7), q=torch.randn(2, 7))  # noqa: E501
+    net = Net(
+        forward, u=torch.randn(3, 5), v=torch.randn(4, 5), p=torch.randn(1, 7), q=torch.randn(2, 7)
+    )
     found = check_model(net, torch.randn(4, 5), {"u": 3, "v": 4}, {"p": OUTPUT, "q": OUTPUT})
     assert [slot.name for slot in found["u"].consumers] == ["p", "q"]
 
@@ -209,7 +215,13 @@ def test_columns_cut_from_one_parameter() -> None:
         return s.a(x).tanh() @ left.T + s.b(x).sigmoid() @ right.T
 
     net = Net(forward, a=nn.Linear(5, 4), b=nn.Linear(5, 3), out=torch.randn(2, 7))
-    check_model(net, torch.randn(4, 5), None, {"a": "fix the width", "b": "fix the width", "out": OUTPUT}, curved=False)  # noqa: E501
+    check_model(
+        net,
+        torch.randn(4, 5),
+        None,
+        {"a": "fix the width", "b": "fix the width", "out": OUTPUT},
+        curved=False,
+    )
 
 
 # ---- convolutions ----------------------------------------------------------------------------
@@ -262,7 +274,11 @@ def test_a_depthwise_filter_belongs_to_its_channels_neuron(
     model, x = after_conv(nn.Sequential(depthwise, nn.Tanh()), places, size=6 if places < 3 else 4)
     found = check_model(model, x, {"body.0": 4}, {"head": OUTPUT})
     unit = found["body.0"]
-    assert [slot.name for slot in unit.theta][:3] == ["body.0.weight", "body.0.bias", "body.2.0.weight"]
+    assert [slot.name for slot in unit.theta][:3] == [
+        "body.0.weight",
+        "body.0.bias",
+        "body.2.0.weight",
+    ]
     assert unit.size == 2 * 3**places + 1 + multiplier * (3**places + bias)
 
 
@@ -368,10 +384,10 @@ MIXERS: dict[str, tuple[nn.Module, str]] = {
     "dot product": (Apply(lambda x: (x[:, None] @ x.tanh()[..., None])[..., 0]),
                     "is contracted with another activation"),
     "einsum square": (Apply(lambda x: torch.einsum("bi,bj->bij", x, x)), "multiplies itself"),
-    "einsum sum": (Apply(lambda x: torch.einsum("bi->b", x)[:, None]), "is summed over in aten.einsum"),
+    "einsum sum": (Apply(lambda x: torch.einsum("bi->b", x)[:, None]), "is summed over in aten"),
     "one parameter": (Apply(lambda x: x @ x.T), "is contracted with another activation"),
     "bincount": (Apply(lambda x: x + torch.arange(6)), "the result of aten.arange"),
-    "constant": (Apply(lambda x: x + torch.tensor([1.0, 2, 3, 4, 5, 6])), "which cannot grow along"),
+    "constant": (Apply(lambda x: x + torch.tensor([1.0, 2, 3, 4, 5, 6])), "which cannot grow"),
     "view to a number": (Apply(lambda x: x.view(-1, 6)), "fix the width"),
     "slice to a number": (Apply(lambda x: x[:, :6]), "fix the width"),
     "expanded to a number": (Apply(lambda x: x + x.new_zeros(1, 1).expand(1, 6)), "fix the width"),
@@ -472,7 +488,13 @@ def test_a_residual_stream_is_one_unit() -> None:
         h = h + s.up(s.down(h).tanh())
         return s.head(h.sigmoid())
 
-    net = Net(forward, stem=nn.Linear(5, 4), down=nn.Linear(4, 3), up=nn.Linear(3, 4), head=nn.Linear(4, 2))  # noqa: E501
+    net = Net(
+        forward,
+        stem=nn.Linear(5, 4),
+        down=nn.Linear(4, 3),
+        up=nn.Linear(3, 4),
+        head=nn.Linear(4, 2),
+    )
     found = check_model(net, torch.randn(7, 5), {"stem": 4, "down": 3}, {"head": OUTPUT})
     assert [slot.name for slot in found["stem"].consumers] == ["down.weight", "head.weight"]
 
@@ -503,7 +525,13 @@ def test_squeeze_and_excitation() -> None:
         gate = s.up(s.down(h.mean((2, 3))).tanh()).sigmoid()
         return s.head((h * gate[:, :, None, None]).mean((2, 3)))
 
-    net = Net(forward, conv=nn.Conv2d(2, 4, 3), down=nn.Linear(4, 3), up=nn.Linear(3, 4), head=nn.Linear(4, 2))  # noqa: E501
+    net = Net(
+        forward,
+        conv=nn.Conv2d(2, 4, 3),
+        down=nn.Linear(4, 3),
+        up=nn.Linear(3, 4),
+        head=nn.Linear(4, 2),
+    )
     found = check_model(net, image(2, 5, 5), {"conv": 4, "down": 3}, {"head": OUTPUT})
     assert [slot.name for slot in found["conv"].consumers] == ["down.weight", "head.weight"]
 
@@ -607,7 +635,7 @@ RESIZES: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "nearest exact": (2, lambda h: F.interpolate(h, size=(5, 7), mode="nearest-exact")),
     "bilinear": (2, lambda h: F.interpolate(h, scale_factor=1.5, mode="bilinear")),
     "bilinear aligned": (2, nn.Upsample(size=(5, 7), mode="bilinear", align_corners=True)),
-    "bilinear antialiased": (2, lambda h: F.interpolate(h, scale_factor=0.5, mode="bilinear", antialias=True)),  # noqa: E501
+    "bilinear antialiased": (2, lambda h: F.interpolate(h, scale_factor=0.5, mode="bilinear", antialias=True)),
     "bicubic": (2, lambda h: F.interpolate(h, scale_factor=2, mode="bicubic")),
     "area": (2, lambda h: F.interpolate(h, scale_factor=0.5, mode="area")),
     "nearest 3d": (3, lambda h: F.interpolate(h, scale_factor=2)),
@@ -656,7 +684,9 @@ def test_padded_channels_keep_their_place_between_the_zeros() -> None:
         h = F.pad(h, (0, 0, 0, 0, 1, 2)) + s.block(h).tanh()
         return s.head(h.sin().mean((2, 3)))
 
-    net = Net(forward, stem=nn.Conv2d(2, 4, 3), block=nn.Conv2d(4, 7, 3, padding=1), head=nn.Linear(7, 2))  # noqa: E501
+    net = Net(
+        forward, stem=nn.Conv2d(2, 4, 3), block=nn.Conv2d(4, 7, 3, padding=1), head=nn.Linear(7, 2)
+    )
     found = check_model(net, image(2, 5, 5), {"stem": 4}, None)
     assert found["stem"].consumers[-1].positions.tolist() == [[1], [2], [3], [4]]
     check_refused(found, {
@@ -708,7 +738,9 @@ def test_a_weighted_sum_needs_a_weight_for_each_neuron() -> None:
 
 
 def test_a_weighted_sum_with_its_own_square_is_refused() -> None:
-    net = Net(lambda s, x: (s.a(x).tanh() * (s.w * s.w)).sum(-1), a=nn.Linear(5, 4), w=torch.randn(4))  # noqa: E501
+    net = Net(
+        lambda s, x: (s.a(x).tanh() * (s.w * s.w)).sum(-1), a=nn.Linear(5, 4), w=torch.randn(4)
+    )
     reason = "w is shared: the model (Net) uses it 2 times"
     check_model(net, torch.randn(7, 5), {}, {"a": reason, "w": reason})
 
@@ -785,7 +817,13 @@ def test_concatenated_channels_keep_their_own_units() -> None:
         h = torch.cat([s.a(x).tanh(), x, s.b(x).sigmoid()], 1)
         return s.head(s.c(h).tanh().flatten(1))
 
-    net = Net(forward, a=nn.Conv2d(2, 3, 1), b=nn.Conv2d(2, 4, 1), c=nn.Conv2d(9, 5, 3), head=nn.Linear(20, 2))  # noqa: E501
+    net = Net(
+        forward,
+        a=nn.Conv2d(2, 3, 1),
+        b=nn.Conv2d(2, 4, 1),
+        c=nn.Conv2d(9, 5, 3),
+        head=nn.Linear(20, 2),
+    )
     found = check_model(net, image(2, 4, 4), {"a": 3, "b": 4, "c": 5}, {"head": OUTPUT})
     assert found["a"].consumers[0].positions.tolist() == [[0], [1], [2]]
     assert found["b"].consumers[0].positions.tolist() == [[5], [6], [7], [8]]
@@ -795,7 +833,9 @@ def test_concatenated_and_added_channels_are_taken_apart() -> None:
     def forward(s: Net, x: Tensor) -> Tensor:
         return s.head((torch.cat([s.a(x), s.b(x)], 1) + s.c(x)).tanh())
 
-    net = Net(forward, a=nn.Linear(5, 3), b=nn.Linear(5, 4), c=nn.Linear(5, 7), head=nn.Linear(7, 2))  # noqa: E501
+    net = Net(
+        forward, a=nn.Linear(5, 3), b=nn.Linear(5, 4), c=nn.Linear(5, 7), head=nn.Linear(7, 2)
+    )
     found = check_model(net, torch.randn(6, 5), {"a": 3, "b": 4}, {"head": OUTPUT})
     assert found["b"].theta[-1].name == "c.bias"
     assert found["b"].theta[-1].positions.tolist() == [[3], [4], [5], [6]]
@@ -855,9 +895,7 @@ def test_parts_of_unequal_size_are_refused() -> None:
      (lambda h: h.sum(1, keepdim=True).tanh(), "is summed over without a parameter"),
      (lambda h: h[:, 0].tanh()[:, None], "has one entry picked out by number")],
 )  # fmt: skip
-def test_a_unit_of_one_neuron(
-    function: Callable[[Tensor], Tensor], reason: str | None
-) -> None:
+def test_a_unit_of_one_neuron(function: Callable[[Tensor], Tensor], reason: str | None) -> None:
     x = torch.randn(3, 5)
     model = Headed(nn.Sequential(nn.Linear(5, 1), Apply(function)), x)
     torch.set_default_dtype(torch.float64)
@@ -903,7 +941,9 @@ def test_what_is_measured_by_a_distance_is_refused() -> None:
         lambda s, x: s.head(torch.cdist(s.embed(x).tanh(), s.p)),
         embed=nn.Linear(5, 3), p=torch.randn(4, 3), head=nn.Linear(4, 2),
     )  # fmt: skip
-    check_model(net, torch.randn(7, 5), {"p": 4}, {"embed": "is measured by a distance", "head": ""})
+    check_model(
+        net, torch.randn(7, 5), {"p": 4}, {"embed": "is measured by a distance", "head": ""}
+    )
 
 
 def test_an_embedding_makes_a_unit_of_its_columns() -> None:
@@ -927,7 +967,9 @@ def test_a_layer_that_is_called_twice_is_refused() -> None:
 
 
 def test_a_layer_under_two_names_is_refused() -> None:
-    net = Net(lambda s, x: s.head(s.b(s.a(x).tanh()).tanh()), a=nn.Linear(5, 5), head=nn.Linear(5, 2))
+    net = Net(
+        lambda s, x: s.head(s.b(s.a(x).tanh()).tanh()), a=nn.Linear(5, 5), head=nn.Linear(5, 2)
+    )
     net.b = net.a
     check_model(net, torch.randn(7, 5), {}, {"b": "is shared", "head": OUTPUT})
 
@@ -940,7 +982,9 @@ def test_tied_parameters_are_refused(tie: str) -> None:
     net.b.weight = weight if tie == "same parameter" else nn.Parameter(weight.data.T)
     found = sg.find_units(net, double(torch.randn(7, 5)))
     assert not len(found)
-    check_refused(found, {"a": f"a.weight = b.weight is shared: it is used in a (Linear), b (Linear)", "b": ""})
+    check_refused(
+        found, {"a": "a.weight = b.weight is shared: it is used in a (Linear), b (Linear)", "b": ""}
+    )
 
 
 def test_a_weight_that_is_computed_once_and_used_twice_is_refused() -> None:
@@ -977,13 +1021,22 @@ def test_neurons_that_nothing_reads_are_refused() -> None:
 
 def test_the_inputs_index_is_refused() -> None:
     net = Net(lambda s, x: s.head((x + s.a(x)).tanh()), a=nn.Linear(5, 5), head=nn.Linear(5, 2))
-    check_model(net, torch.randn(7, 5), {}, {"a": "its index is that of the model's input", "head": OUTPUT})  # noqa: E501
+    check_model(
+        net, torch.randn(7, 5), {}, {"a": "its index is that of the model's input", "head": OUTPUT}
+    )
 
 
 def test_frozen_neurons_are_refused() -> None:
-    net = Net(lambda s, x: s.head(s.b(s.a(x).tanh()).tanh()), a=nn.Linear(5, 4), b=nn.Linear(4, 3), head=nn.Linear(3, 2))  # noqa: E501
+    net = Net(
+        lambda s, x: s.head(s.b(s.a(x).tanh()).tanh()),
+        a=nn.Linear(5, 4),
+        b=nn.Linear(4, 3),
+        head=nn.Linear(3, 2),
+    )
     net.a.requires_grad_(False)
-    check_model(net, torch.randn(7, 5), {"b": 3}, {"a": "its parameters are frozen", "head": OUTPUT})
+    check_model(
+        net, torch.randn(7, 5), {"b": 3}, {"a": "its parameters are frozen", "head": OUTPUT}
+    )
 
 
 def test_a_frozen_weight_with_a_trainable_bias_is_split_along_the_bias() -> None:
@@ -1022,7 +1075,12 @@ def test_attention_is_refused_with_its_own_reason() -> None:
 
 def test_multi_head_attention_leaves_the_mlp_beside_it() -> None:
     layer = nn.TransformerEncoderLayer(4, 2, 6, activation=F.gelu, batch_first=True)
-    net = Net(lambda s, x: s.head(s.layer(s.embed(x))), embed=nn.Linear(5, 4), layer=layer, head=nn.Linear(4, 2))  # noqa: E501
+    net = Net(
+        lambda s, x: s.head(s.layer(s.embed(x))),
+        embed=nn.Linear(5, 4),
+        layer=layer,
+        head=nn.Linear(4, 2),
+    )
     found = check_model(net, torch.randn(3, 6, 5), {"layer.linear1": 6}, None)
     reasons = {skipped.name: skipped.reason for skipped in found.skipped}
     assert {"embed", "layer.self_attn", "layer.linear2", "head"} <= set(reasons)
@@ -1050,7 +1108,12 @@ def test_columns_that_forward_computes_are_never_halved(kind: str) -> None:
 
 
 def test_a_computed_weight_is_named_in_the_reason() -> None:
-    net = Net(lambda s, x: F.linear(s.a(x).tanh(), s.w + s.u), a=nn.Linear(5, 4), w=torch.randn(2, 4), u=torch.randn(2, 4))  # noqa: E501
+    net = Net(
+        lambda s, x: F.linear(s.a(x).tanh(), s.w + s.u),
+        a=nn.Linear(5, 4),
+        w=torch.randn(2, 4),
+        u=torch.randn(2, 4),
+    )
     found = sg.find_units(net, torch.randn(7, 5))
     reasons = {skipped.name: skipped.reason for skipped in found.skipped}
     assert "is read by a weight that forward computes (add" in reasons["a"]
@@ -1108,7 +1171,9 @@ def registry() -> Any:
 
 def test_a_custom_operation_is_refused_until_it_has_a_rule(registry: Any) -> None:
     model, x = after_linear(lambda h: torch.ops.splitgrow_tests.softer(h))
-    check_model(model, x, {}, {"body.0": "enters splitgrow_tests.softer, which has no rule", "head": OUTPUT})  # noqa: E501
+    check_model(
+        model, x, {}, {"body.0": "enters splitgrow_tests.softer, which has no rule", "head": OUTPUT}
+    )
 
     @sg.rule("splitgrow_tests::softer", traits=sg.Trait.POINTWISE)
     def _softer(op: sg.Op) -> Any:

@@ -264,6 +264,23 @@ def test_compile_before_and_after(backend: str) -> None:
     torch.testing.assert_close(torch.compile(p.model, backend=backend)(x), p.model(x))
 
 
+def test_a_refused_split_of_a_compiled_model_leaves_it_usable() -> None:
+    torch._dynamo.reset()
+    p = problem(mlp(3, 4, 2), (5, 3))
+    compiled = torch.compile(p.model, backend="aot_eager")
+    mse(compiled, p.batches[0]).backward()
+    units = sg.find_units(compiled, p.example)
+    with torch.no_grad():
+        p.model[2].weight.zero_()  # nobody reads the neurons: no step can help
+    plan = hand_plan(units, {units[0].name: [0, 1]})
+    with pytest.raises(sg.SplitRefused):
+        sg.split(compiled, plan, loss_fn=mse, batches=p.batches)
+    p.model.zero_grad()
+    mse(compiled, p.batches[0]).backward()
+    assert p.model[0].weight.grad.shape == (4, 3)
+    assert p.model[0].bias.grad.shape == (4,)
+
+
 def test_a_second_and_third_round() -> None:
     p = problem(ConvNet(), (6, 2, 5, 5))
     optimizer = torch.optim.AdamW(p.model.parameters(), lr=1e-2)

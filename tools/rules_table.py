@@ -1,7 +1,7 @@
 """Write docs/rules.md, the table of supported operations, from the registry of rules.
 
-    python tools/rules_table.py          write the page
-    python tools/rules_table.py --check  exit with 1 if the page is not up to date
+python tools/rules_table.py          write the page
+python tools/rules_table.py --check  exit with 1 if the page is not up to date
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ def render() -> str:
 
 
 def _section(family: str, rows: dict[str, list[Rule]]) -> str:
-    lines = [f"## {family.capitalize()}", "", "| operations | what they do to a unit |", "|---|---|"]
+    lines = [
+        f"## {family.capitalize()}",
+        "",
+        "| operations | what they do to a unit |",
+        "|---|---|",
+    ]
     for rules in rows.values():
         names = sorted(rule.name.removeprefix("aten::") for rule in rules)
         listed = ", ".join(f"`{name}`" for name in names)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -154,12 +156,29 @@ def regrow(model: nn.Module, units: Units, plans: Mapping[str, Regrowth], undo: 
         old = tensors[name]
         undo.set_data(old, plan.value(old.detach()))
     changed = {id(tensors[name]) for name in plans}
-    fix_attributes(model, [name for name, t in tensors.items() if id(t) in changed], undo)
+    names = [name for name, tensor in tensors.items() if id(tensor) in changed]
+    _announce(model, names, undo)
+    fix_attributes(model, names, undo)
     widths = _new_widths(plans)
     for path, layout in units.analysis.channels:
         module = model.get_submodule(path)
         if isinstance(module, _NormBase):  # without affine and statistics no tensor tells
             set_size(module, "num_features", size_of(layout, widths), undo)
+
+
+def _announce(model: nn.Module, names: Sequence[str], undo: Undo) -> None:
+    """Make code that ``torch.compile`` made before look at these tensors again."""
+    for path in dict.fromkeys(name.rpartition(".")[0] for name in names):
+        module = model.get_submodule(path)
+        for held in (module._parameters, module._buffers):
+            undo.later(partial(_touch, held))
+            _touch(held)
+
+
+def _touch(held: dict[str, Any]) -> None:
+    """Change a dict and change it back: guards skip what is in one that has not changed."""
+    held[""] = None
+    del held[""]
 
 
 def _new_widths(plans: Mapping[str, Regrowth]) -> dict[Axis, int]:

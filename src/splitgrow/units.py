@@ -198,7 +198,22 @@ def find_units(
     analysis = analyse(graph, model)
     units, skipped = _collect(analysis, model)
     found = Units(units, skipped, analysis)
-    return try_units(model, _without(found, exclude))
+    return _with_partners(found, try_units(model, _without(found, exclude)))
+
+
+def _with_partners(found: Units, kept: Units) -> Units:
+    """Name the other modules, too, of units that were found and not kept."""
+    told = {_path(slot.name) for unit in kept for slot in unit.theta}
+    told |= {skipped.name for skipped in kept.skipped}
+    names = {unit.name for unit in kept}
+    partners: dict[str, str] = {}
+    for unit in found:
+        if unit.name not in names:
+            paths = {_path(slot.name): None for slot in unit.theta[1:]}
+            partners |= {path: f"is one unit with {unit.name}" for path in paths
+                         if path not in told and path != _path(unit.theta[0].name)}  # fmt: skip
+    more = [Skipped(path, reason) for path, reason in partners.items()]
+    return Units(kept, [*kept.skipped, *more], kept.analysis)
 
 
 def _without(units: Units, exclude: Iterable[str]) -> Units:
@@ -371,7 +386,9 @@ def _with_names(units: list[Unit]) -> list[Unit]:
         counts = Counter(map(name, firsts))
         named = [old or (name(s) if counts[name(s)] == 1 else "")
                  for old, s in zip(named, firsts, strict=True)]  # fmt: skip
-    named = [name or f"{slot.name}#{i}" for i, (name, slot) in enumerate(zip(named, firsts, strict=True))]  # noqa: E501
+    named = [
+        name or f"{slot.name}#{i}" for i, (name, slot) in enumerate(zip(named, firsts, strict=True))
+    ]
     return [replace(unit, name=name) for unit, name in zip(units, named, strict=True)]
 
 
