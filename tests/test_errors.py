@@ -300,3 +300,48 @@ def test_every_error_is_a_splitgrow_error() -> None:
     kinds = [sg.CaptureError, sg.InputError, sg.LossError, sg.OptimizerError, sg.PlanError]
     assert all(issubclass(kind, sg.SplitgrowError) for kind in [*kinds, sg.SplitRefused])
     assert issubclass(sg.InputError, ValueError)
+
+
+def test_a_loss_of_the_models_derivatives_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def penalty(model: Any, batch: Tensor) -> Tensor:
+        inputs = batch.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)
+        return slope.square().mean()
+
+    units = sg.find_units(model, torch.randn(2, 3))
+    with pytest.raises(sg.LossError, match="differentiates the model by its inputs"):
+        sg.score(model, penalty, [torch.randn(5, 3)], units=units)
+
+
+def test_scoring_works_inside_inference_mode() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    batch = torch.randn(5, 3)
+
+    def loss_fn(model: Any, batch: Tensor) -> Tensor:
+        return model(batch).square().mean()
+
+    plain = sg.score(model, loss_fn, [batch])
+    with torch.inference_mode():
+        inside = sg.score(model, loss_fn, [batch])
+    assert torch.equal(plain["0"].values, inside["0"].values)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"model": lambda x: x}, "model: expected a torch.nn.Module"),
+        ({"loss_fn": None}, "loss_fn: expected a function"),
+        ({"units": ["0"]}, "units: expected what find_units"),
+        ({"steps": 0}, "steps: expected at least 1"),
+    ],
+)
+def test_wrong_arguments_of_score_are_named(arguments: dict[str, Any], words: str) -> None:
+    given: dict[str, Any] = {
+        "model": nn.Linear(2, 1),
+        "loss_fn": lambda m, b: m(b).mean(),
+        "batches": [torch.randn(2, 2)],
+    }
+    with pytest.raises(sg.InputError, match=words):
+        sg.score(**(given | arguments))

@@ -155,7 +155,7 @@ CONTINUITY = {
     "nadam_decoupled": ADAM(
         partial(optim.NAdam, lr=0.01, weight_decay=0.1, decoupled_weight_decay=True)
     ),
-    "radam": ADAM(partial(optim.RAdam, lr=0.02, eps=1e-3, weight_decay=0.1), before=6),
+    "radam": ADAM(partial(optim.RAdam, lr=0.02, eps=1e-3, weight_decay=0.1), before=5),
     "asgd": Continuity(
         partial(optim.ASGD, lr=0.1, lambd=1e-2, t0=1, weight_decay=0.1),
         like_asgd,

@@ -2,9 +2,9 @@
 
 Splitting steepest descent (Liu, Wu, Wang, NeurIPS 2019) for any PyTorch model::
 
-    units   = splitgrow.find_units(model, example_inputs)
-    scores  = splitgrow.score(model, loss_fn, batches, units=units)
-    plan    = splitgrow.select(scores, fraction=0.3)
+    units = splitgrow.find_units(model, example_inputs)
+    scores = splitgrow.score(model, loss_fn, batches, units=units)
+    plan = splitgrow.select(scores, fraction=0.3)
     receipt = splitgrow.split(model, plan, optimizer=optimizer, loss_fn=loss_fn, batches=batches)
 """
 
@@ -20,6 +20,7 @@ from splitgrow.errors import (
     SplitgrowError,
     SplitRefused,
 )
+from splitgrow.optimizer import state_of
 from splitgrow.plan import Entry, SplitPlan
 from splitgrow.rules import RULES, Op, Rule, Trait, rule
 from splitgrow.score import Scores, UnitScores, score
@@ -60,4 +61,5 @@ __all__ = [
     "select",
     "sizes_of",
     "split",
+    "state_of",
 ]

@@ -110,13 +110,37 @@ def score(
         memory: bytes of activations that may be kept while a unit is solved; by default as much
             as one batch needs, or 256 MiB. With less, the batches are run again more often.
     """
-    if steps is not None and steps < 1:
-        raise InputError(f"steps: expected at least 1, got {steps}.")
+    _check(model, loss_fn, units, steps)
     check_batches(batches)
     if units is None:
         call = first_call(model, loss_fn, batches)
         units = find_units(model, call.args or call.bound_to(model).kwargs)
     units.check(model)
+    with torch.inference_mode(False):
+        return _score_all(model, loss_fn, batches, units, steps, stand_in, memory)
+
+
+def _check(model: Any, loss_fn: Any, units: Any, steps: int | None) -> None:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
+    if not callable(loss_fn):
+        raise InputError("loss_fn: expected a function loss_fn(model, batch) -> mean loss.")
+    if units is not None and not isinstance(units, Units):
+        raise InputError(f"units: expected what find_units() returned, got {type(units).__name__}.")
+    if steps is not None and steps < 1:
+        raise InputError(f"steps: expected at least 1, got {steps}.")
+
+
+def _score_all(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batches: Iterable[Any],
+    units: Units,
+    steps: int | None,
+    stand_in: Softplus | None,
+    memory: int | None,
+) -> Scores:
+    """Pass over the batches until every unit has been solved."""
     placeholders = units.graph.tensors
     tensors = named_tensors(model)
     constants = {node: tensors[name].detach() for node, name in placeholders.items()}

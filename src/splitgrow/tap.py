@@ -63,6 +63,12 @@ class TappedModel(ModelView):
 
     def run(self, call: Call) -> Any:
         """The captured graph on the call's tensors."""
+        if any(tensor.requires_grad for tensor in call.tensors()):
+            raise LossError(
+                "loss_fn differentiates the model by its inputs (an input requires grad), as a "
+                "gradient penalty does. The splitting index of such a loss is not available: "
+                "leave that term out for scoring, or detach the inputs."
+            )
         env = placeholder_values(self._model, self._graph, call.bound_to(self._model))
         record = _Record({}, {})
         for node in self._graph.nodes:
