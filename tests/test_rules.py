@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,37 @@ def after_linear(function: Callable[[Tensor], Tensor], width: int = 6) -> tuple[
     """linear -> tanh -> function -> head, and an input for it."""
     x = torch.randn(3, 5)
     return Headed(nn.Sequential(nn.Linear(5, width), nn.Tanh(), Apply(function)), x), x
+
+
+class SideBySide(nn.Module):
+    """Several models, each with its own input and output: captured once, it saves time."""
+
+    def __init__(self, models: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.of = nn.ModuleDict(models)
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: model(inputs[name]) for name, model in self.of.items()}
+
+
+def side_by_side(kinds: Sequence[str], make: Callable[[str], tuple[nn.Module, Tensor]],
+                 width: Callable[[str], int] = lambda kind: 4) -> None:  # fmt: skip
+    """Check models whose only unit is body.0, and whose head is the output."""
+    slugs = {kind: re.sub(r"\W", "_", kind) for kind in kinds}
+    made = {slugs[kind]: make(kind) for kind in kinds}
+    check_model(
+        SideBySide({slug: model for slug, (model, _) in made.items()}),
+        ({slug: x for slug, (_, x) in made.items()},),
+        {f"of.{slugs[kind]}.body.0": width(kind) for kind in kinds},
+        {f"of.{slugs[kind]}.head": OUTPUT for kind in kinds},
+    )
+
+
+def in_groups(kinds: Mapping[str, Any] | Sequence[str], size: int = 8) -> Any:
+    """Parametrize a test by some of the kinds at a time."""
+    listed = list(kinds)
+    groups = [listed[i : i + size] for i in range(0, len(listed), size)]
+    return pytest.mark.parametrize("kinds", groups, ids=", ".join)
 
 
 # ---- linear layers, matrix products ----------------------------------------------------------
@@ -262,24 +294,25 @@ def test_a_convolution_reads_channels_and_makes_channels(kind: str) -> None:
     assert found["body.2.0"].size == 4 * 3**places + options.get("bias", True)
 
 
-@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("places", [1, 2, 3])
-@pytest.mark.parametrize("multiplier", [1, 2])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_a_depthwise_filter_belongs_to_its_channels_neuron(
-    places: int, multiplier: int, transposed: bool, bias: bool
-) -> None:
-    kind = f"Conv{'Transpose' if transposed else ''}{places}d"
-    depthwise = getattr(nn, kind)(4, 4 * multiplier, 3, groups=4, bias=bias)
-    model, x = after_conv(nn.Sequential(depthwise, nn.Tanh()), places, size=6 if places < 3 else 4)
-    found = check_model(model, x, {"body.0": 4}, {"head": OUTPUT})
-    unit = found["body.0"]
-    assert [slot.name for slot in unit.theta][:3] == [
-        "body.0.weight",
-        "body.0.bias",
-        "body.2.0.weight",
-    ]
-    assert unit.size == 2 * 3**places + 1 + multiplier * (3**places + bias)
+def test_a_depthwise_filter_belongs_to_its_channels_neuron(places: int, transposed: bool) -> None:
+    make = getattr(nn, f"Conv{'Transpose' if transposed else ''}{places}d")
+    models, inputs = {}, {}
+    for multiplier in (1, 2):
+        for bias in (True, False):
+            name = f"{multiplier}{bias}"
+            layer = make(4, 4 * multiplier, 3, groups=4, bias=bias)
+            stage = nn.Sequential(layer, nn.Tanh())
+            models[name], inputs[name] = after_conv(stage, places, size=5 if places < 3 else 3)
+    found = check_model(SideBySide(models), (inputs,), {f"of.{name}.body.0": 4 for name in models})
+    for unit in found:
+        path = unit.name.removesuffix(".body.0")
+        multiplier, bias = int(path[3]), path[4:] == "True"
+        assert unit.parameters[:3] == tuple(
+            f"{path}.{name}" for name in ("body.0.weight", "body.0.bias", "body.2.0.weight")
+        )
+        assert unit.size == 2 * 3**places + 1 + multiplier * (3**places + bias)
 
 
 def test_a_depthwise_convolution_of_one_channel_is_a_convolution() -> None:
@@ -395,15 +428,20 @@ MIXERS: dict[str, tuple[nn.Module, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
-def test_what_mixes_neurons_is_refused_with_the_reason(mixer: str) -> None:
-    layer, reason = MIXERS[mixer]
-    x = torch.randn(3, 5)
-    model = Headed(nn.Sequential(nn.Linear(5, 6), nn.Tanh(), layer), x)
-    found = sg.find_units(model, x)
-    assert not len(found)
-    own = {"body.2": reason} if isinstance(layer, HandWrittenRMSNorm) else {}
-    check_refused(found, {"body.0": reason, **own, "head": ""})
+@in_groups(MIXERS, 12)
+def test_what_mixes_neurons_is_refused_with_the_reason(kinds: Sequence[str]) -> None:
+    models, inputs, refused = {}, {}, {}
+    for kind in kinds:
+        layer, reason = MIXERS[kind]
+        slug, x = re.sub(r"\W", "_", kind), torch.randn(3, 5)
+        models[slug] = Headed(nn.Sequential(nn.Linear(5, 6), nn.Tanh(), layer), x)
+        inputs[slug] = x
+        refused |= {f"of.{slug}.body.0": reason, f"of.{slug}.head": ""}
+        if isinstance(layer, HandWrittenRMSNorm):
+            refused[f"of.{slug}.body.2"] = reason
+    found = sg.find_units(SideBySide(models), (inputs,))
+    assert not len(found), found
+    check_refused(found, refused)
 
 
 def test_a_reshape_across_the_channels_is_refused() -> None:
@@ -616,11 +654,13 @@ def _poolings() -> dict[str, tuple[int, Callable[[Tensor], Tensor]]]:
 POOLINGS = _poolings()
 
 
-@pytest.mark.parametrize("kind", POOLINGS)
-def test_pooling_carries_channels(kind: str) -> None:
-    places, pool = POOLINGS[kind]
-    model, x = after_conv(lambda h: pool(h).sin(), places, size=5 if places < 3 else 4)
-    check_model(model, x, {"body.0": 4}, {"head": OUTPUT})
+@in_groups(POOLINGS)
+def test_pooling_carries_channels(kinds: Sequence[str]) -> None:
+    def make(kind: str) -> tuple[nn.Module, Tensor]:
+        places, pool = POOLINGS[kind]
+        return after_conv(lambda h: pool(h).sin(), places, size=5 if places < 3 else 4)
+
+    side_by_side(kinds, make)
 
 
 def test_pooling_over_channels_is_refused() -> None:
@@ -669,12 +709,13 @@ RESIZES: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", RESIZES)
-def test_padding_and_upsampling_carry_channels(kind: str) -> None:
-    places, resize = RESIZES[kind]
-    model, x = after_conv(lambda h: resize(h).sin(), places, size=4 if places < 3 else 3)
-    width = 1 if kind == "pixel shuffle" else 4
-    check_model(model, x, {"body.0": width}, {"head": OUTPUT})
+@in_groups(RESIZES)
+def test_padding_and_upsampling_carry_channels(kinds: Sequence[str]) -> None:
+    def make(kind: str) -> tuple[nn.Module, Tensor]:
+        places, resize = RESIZES[kind]
+        return after_conv(lambda h: resize(h).sin(), places, size=4 if places < 3 else 3)
+
+    side_by_side(kinds, make, lambda kind: 1 if kind == "pixel shuffle" else 4)
 
 
 def test_padded_channels_keep_their_place_between_the_zeros() -> None:
@@ -723,10 +764,9 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("kind", REDUCTIONS)
-def test_reductions_over_other_dimensions_carry_channels(kind: str) -> None:
-    model, x = after_conv(lambda h: REDUCTIONS[kind](h).sin())
-    check_model(model, x, {"body.0": 4}, {"head": OUTPUT})
+@in_groups(REDUCTIONS)
+def test_reductions_over_other_dimensions_carry_channels(kinds: Sequence[str]) -> None:
+    side_by_side(kinds, lambda kind: after_conv(lambda h: REDUCTIONS[kind](h).sin(), size=4))
 
 
 def test_a_weighted_sum_needs_a_weight_for_each_neuron() -> None:
@@ -754,7 +794,6 @@ SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
     "view": lambda h: h.view(h.shape[0], -1),
     "reshape": lambda h: h.reshape(h.size(0), h.size(1), -1),
     "unflatten": lambda h: h.flatten(1).unflatten(1, (-1, 6, 6)),
-    "heads": lambda h: h.view(h.shape[0], 2, -1, 6, 6).transpose(1, 2),
     "permute": lambda h: h.permute(0, 2, 3, 1),
     "channels last and flat": lambda h: h.permute(0, 2, 3, 1).flatten(1),
     "transpose": lambda h: h.transpose(1, 3),
@@ -802,16 +841,23 @@ SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", SHAPES)
-def test_the_same_entries_in_another_shape(kind: str) -> None:
-    model, x = after_conv(lambda h: SHAPES[kind](h).sin())
-    width = 2 if "chunk" in kind and "cat" not in kind and "places" not in kind else 4
-    names = {"body.0": 2 if kind == "split in halves" else width}
-    if kind == "heads":  # view(batch, 2, ...) fixes the number of heads, not the size of a head
-        found = check_model(model, x, {"body.0.weight[0:4:2]": 2}, None)
-        check_refused(found, {"body.0.weight[0:4:1]": "fix the width", "head": OUTPUT})
-        return
-    check_model(model, x, names, {"head": OUTPUT})
+# A neuron is entry i of both halves.
+HALVES = {"chunk", "chunk one half", "chunk two ways", "split in halves"}
+
+
+@in_groups(SHAPES)
+def test_the_same_entries_in_another_shape(kinds: Sequence[str]) -> None:
+    side_by_side(
+        kinds,
+        lambda kind: after_conv(lambda h: SHAPES[kind](h).sin()),
+        lambda kind: 2 if kind in HALVES else 4,
+    )
+
+
+def test_heads_of_a_fixed_number_can_only_grow_larger() -> None:
+    model, x = after_conv(lambda h: h.view(h.shape[0], 2, -1, 6, 6).transpose(1, 2).sin())
+    found = check_model(model, x, {"body.0.weight[0:4:2]": 2}, None)
+    check_refused(found, {"body.0.weight[0:4:1]": "fix the width", "head": OUTPUT})
 
 
 def test_concatenated_channels_keep_their_own_units() -> None:
