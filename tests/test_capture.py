@@ -692,6 +692,14 @@ def test_numpy_in_forward_is_an_error_that_names_the_line() -> None:
     assert f'"{__file__}", line {_line(ThroughNumpy)}, in forward' in str(info.value)
 
 
+def test_a_submodule_named_as_a_keyword_is_an_error_that_says_so() -> None:
+    model = nn.Sequential()
+    model.add_module("global", nn.Linear(5, 4))
+    model.add_module("head", nn.Linear(4, 3))
+    with pytest.raises(sg.CaptureError, match=r"the name of global is a word of Python's own"):
+        sg.find_units(model, torch.randn(3, 5))
+
+
 class WrongShape(Two):
     def forward(self, x: Tensor) -> Tensor:
         return self.second(x)  # the line that is named

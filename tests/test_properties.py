@@ -23,11 +23,12 @@ from promises import check_unit, entry, lively, outputs_of, regression, stronges
 
 SMOOTH: dict[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh, "gelu": nn.GELU, "silu": nn.SiLU, "sigmoid": nn.Sigmoid,
-    "softplus": nn.Softplus, "mish": nn.Mish, "identity": nn.Identity, "softsign": nn.Softsign,
+    "softplus": nn.Softplus, "mish": nn.Mish, "identity": nn.Identity,
 }  # fmt: skip
 KINKED: dict[str, Callable[[], nn.Module]] = {
     "relu": lambda: nn.ReLU(inplace=True), "relu6": nn.ReLU6, "hardswish": nn.Hardswish,
     "leaky": nn.LeakyReLU, "prelu": nn.PReLU,
+    "softsign": nn.Softsign,  # its second derivative jumps from 2 to -2 at 0: no slope of 4 there
 }  # fmt: skip
 
 # ---- stages: (channels, options) -> module with .channels ------------------------------------

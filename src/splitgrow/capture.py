@@ -14,6 +14,7 @@ import logging
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -433,6 +434,12 @@ def _explain(model: nn.Module, example: Call, error: Exception) -> str:
             f"  {_first_line(failure)}\n"
             "Give find_units an example that model(*example_inputs) accepts (keyword inputs as a "
             "dict), on the model's own device."
+        )
+    named = [path for path, _ in model.named_modules() if any(map(iskeyword, path.split(".")))]
+    if isinstance(error, SyntaxError) and named:
+        return (
+            f"The model runs, but torch.export cannot capture it: the name of {named[0]} is a word "
+            "of Python's own. Rename that submodule."
         )
     return (
         f"The model runs, but torch.export cannot capture it{_where(error)}\n"
