@@ -72,9 +72,15 @@ KINKS: dict[str, Callable[..., Kinks]] = {
     "aten::hardsigmoid": lambda: [(-3.0, 1 / 6), (3.0, -1 / 6)],
     "aten::hardswish": lambda: [(-3.0, -0.5), (3.0, -0.5)],
     "aten::abs": lambda: [(0.0, 2.0)],
+    "aten::elu": lambda alpha=1.0, scale=1.0, input_scale=1.0: [
+        (0.0, scale * (1.0 - alpha * input_scale))
+    ],
+    "aten::selu": lambda: [(0.0, 1.0507009873554805 * (1.0 - 1.6732632423543772))],
 }
 # Between its kinks each of them is linear, but for these.
-CURVED_BETWEEN = {"aten::hardswish", "aten::prelu", "aten::_prelu_kernel"}
+CURVED_BETWEEN = {
+    "aten::hardswish", "aten::prelu", "aten::_prelu_kernel", "aten::elu", "aten::selu",
+}  # fmt: skip
 
 
 def kinks_of(node: fx.Node, args: tuple[Any, ...]) -> Kinks:
