@@ -21,7 +21,7 @@ app = typer.Typer(
 @app.command()
 def demo(
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs before and after the split.")] = 60,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs before and after the split.")] = 40,
 ) -> None:
     """Score and split a small CNN that was trained on handwritten digits, and show the receipt."""
     from splitgrow.demo import run
