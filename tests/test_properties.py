@@ -311,14 +311,23 @@ def test_accepted_units_keep_what_they_promise(model: Network) -> None:
 def check_fourth_order(
     model: nn.Module, scores: sg.Scores, name: str, loss_fn: Any, batches: list[Any]
 ) -> None:
-    """|measured - predicted| = O(eps^4): half the step, a sixteenth of the error."""
-    errors = []
-    for step in (2e-2, 1e-2):
-        receipt = check_unit(model, scores, name, loss_fn, batches, step, tolerance=float("inf"))
-        errors.append(abs(receipt.measured - receipt.predicted))
-    rounding = 1e-13 * max(1.0, abs(receipt.loss))
-    assert errors[1] < errors[0] / 8 + rounding, (name, errors)
-    check_unit(model, scores, name, loss_fn, batches, 1e-3, tolerance=2e-2)
+    """|measured - predicted| = O(eps^4): half the step, a sixteenth of the error.
+
+    Max pooling is smooth only until another entry takes the lead, so a failure is final when it
+    stays at smaller steps: there an error in lambda still shows, as the slope of eps^2.
+    """
+    found = []
+    for step in (2e-2, 2e-3, 2e-4):
+        errors = []
+        for each in (step, step / 2):
+            receipt = check_unit(model, scores, name, loss_fn, batches, each, float("inf"))
+            errors.append(abs(receipt.measured - receipt.predicted))
+        found.append(errors)
+        if errors[1] < errors[0] / 8 + 1e-13 * max(1.0, abs(receipt.loss)):
+            break
+    else:
+        raise AssertionError((name, found))
+    check_unit(model, scores, name, loss_fn, batches, min(step / 2, 1e-3), tolerance=2e-2)
 
 
 def check_refusals(model: nn.Module, units: sg.Units) -> None:
@@ -435,6 +444,10 @@ WILD: dict[str, Callable[[Tensor], Tensor]] = {
     "reverse half": lambda h: h[:, h.shape[1] // 2 :],
     "shift": lambda h: h[:, 1:] + h[:, :-1] if h.shape[1] > 1 else h,
     "every second": lambda h: h[:, ::2],
+    "as many as samples": lambda h: h[:, : h.shape[0]],
+    "after as many as samples": lambda h: h[:, h.shape[0] - 3 :],
+    "last": lambda h: h[:, -1:] * h,
+    "shuffle": lambda h: F.channel_shuffle(h.unsqueeze(-1), 2) if h.shape[1] % 2 == 0 else h,
     "cat": lambda h: torch.cat([h, h.sin()], 1),
     "cat with zeros": lambda h: torch.cat([h, torch.zeros_like(h)], 1),
     "cat with ones": lambda h: torch.cat([h, h.new_ones(h.shape[0], 2, *h.shape[2:])], 1),

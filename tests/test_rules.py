@@ -414,6 +414,8 @@ MIXERS: dict[str, tuple[nn.Module, str]] = {
     "gather": (Apply(lambda x: x[:, [0, 2]]), "enters aten.index, which has no rule"),
     "flip": (Apply(lambda x: x.flip(1)), "has its entries put in another order"),
     "roll": (Apply(lambda x: x.roll(1, 1)), "has its entries put in another order"),
+    "matrix square": (
+        Apply(lambda x: (y := x[:, None].expand(-1, 6, -1)) @ y), "is multiplied with itself"),
     "one entry": (Apply(lambda x: x[:, 0, None]), "has one entry picked out by number"),
     "every second": (Apply(lambda x: x[:, ::2]), "has every 2th entry picked out"),
     "unbind": (Apply(lambda x: torch.stack(x.unbind(1)[:2], 1)), "is taken apart by number"),
@@ -703,6 +705,7 @@ RESIZES: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "zero 2d": (2, nn.ZeroPad2d(1)),
     "constant 3d": (3, nn.ConstantPad3d(1, 0.5)),
     "pixel shuffle": (2, lambda h: F.pixel_shuffle(h, 2)),
+    "channel shuffle": (2, lambda h: F.channel_shuffle(h, 2)),
     "pixel unshuffle": (2, lambda h: F.pixel_unshuffle(h, 2)),
     "unfold": (2, lambda h: F.unfold(h, 2)),
     "fold": (2, lambda h: F.fold(F.unfold(h, 2), (4, 4), 2)),
@@ -720,7 +723,7 @@ def test_padding_and_upsampling_carry_channels(kinds: Sequence[str]) -> None:
         places, resize = RESIZES[kind]
         return after_conv(lambda h: resize(h).sin(), places, size=4 if places < 3 else 3)
 
-    side_by_side(kinds, make, lambda kind: 1 if kind == "pixel shuffle" else 4)
+    side_by_side(kinds, make, lambda kind: {"pixel shuffle": 1, "channel shuffle": 2}.get(kind, 4))
 
 
 def test_padded_channels_keep_their_place_between_the_zeros() -> None:
@@ -941,7 +944,11 @@ def test_parts_of_unequal_size_are_refused() -> None:
      (lambda h: torch.cat([h.tanh(), h.sin()], 1), None),
      (lambda h: h.repeat(1, 3).tanh(), None),
      (lambda h: h.chunk(1, 1)[0].tanh(), None),
-     (lambda h: h[:, :1].tanh(), "fix the width"),
+        (lambda h: h[:, :1].tanh(), "fix the width"),
+        (lambda h: h[:, -1:].tanh(), "fix the width"),
+        (lambda h: h[:, :1].expand(*h.shape) * h, "two neurons do not act on their own"),
+        (lambda h: h[:, -1:] * h, "two neurons do not act on their own"),
+        (lambda h: h[:, :].tanh(), None),
      (lambda h: h.squeeze(1)[:, None].tanh(), "is squeezed away, which only a width of 1 allows"),
      (lambda h: h.squeeze()[:, None].tanh(), "is squeezed away"),
      (lambda h: h.view(-1)[:, None].tanh(), ""),
@@ -1028,7 +1035,7 @@ def test_a_layer_under_two_names_is_refused() -> None:
         lambda s, x: s.head(s.b(s.a(x).tanh()).tanh()), a=nn.Linear(5, 5), head=nn.Linear(5, 2)
     )
     net.b = net.a
-    check_model(net, torch.randn(7, 5), {}, {"b": "is shared", "head": OUTPUT})
+    check_model(net, torch.randn(7, 5), {}, {"a": "is shared", "head": OUTPUT})
 
 
 @pytest.mark.parametrize("tie", ["same parameter", "transposed view"])
@@ -1115,7 +1122,7 @@ def test_recurrent_layers_are_refused(make: type[nn.Module]) -> None:
     found = sg.find_units(net, torch.randn(7, 5) if cell else torch.randn(6, 7, 5))
     assert not len(found)
     reason = "a recurrent layer uses its weights at every time step"
-    check_refused(found, {"a": reason, "head": OUTPUT})
+    check_refused(found, {"a": reason, "rnn": reason, "head": OUTPUT})
 
 
 def test_attention_is_refused_with_its_own_reason() -> None:

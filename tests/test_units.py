@@ -166,6 +166,51 @@ def test_reasons_leave_out_the_place_where_it_is_the_module_itself() -> None:
 # ---- exclude ---------------------------------------------------------------------------------
 
 
+class Renamed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        self.first = self.net[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+def test_a_module_with_two_names_is_called_by_the_first() -> None:
+    check_model(Renamed(), torch.randn(2, 3), ["net.0"])
+
+
+class Heard(nn.Module):
+    """A layer of another kind, and a linear layer that reads it."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heard = self.layer(x)
+        return self.head(heard[0] if isinstance(heard, tuple) else heard)
+
+
+@pytest.mark.parametrize(
+    ("layer", "x", "reason"),
+    [
+        (nn.LSTM(3, 4, batch_first=True), torch.randn(2, 5, 3), "recurrent layer"),
+        (nn.GRU(3, 4, batch_first=True), torch.randn(2, 5, 3), "recurrent layer"),
+        (nn.EmbeddingBag(9, 4, mode="sum"), torch.zeros(2, 5, dtype=torch.int64), "has no rule"),
+    ],
+    ids=["lstm", "gru", "bag"],
+)
+def test_layers_that_no_unit_passes_through_are_skipped_by_name(
+    layer: nn.Module, x: Tensor, reason: str
+) -> None:
+    units = sg.find_units(Heard(layer), x)
+    assert not len(units)
+    assert reason in {skipped.name: skipped.reason for skipped in units.skipped}["layer"]
+    assert str(units).startswith("0 units can be split")
+
+
 @pytest.mark.parametrize("exclude", ["0", ["0"], ("0",), {"0"}])
 def test_excluded_units_are_skipped(exclude: Any) -> None:
     units = sg.find_units(mlp(), torch.randn(3, 5), exclude=exclude)

@@ -52,7 +52,6 @@ class Analysis:
     affine: set[fx.Node] = field(default_factory=set)
     macs: list[tuple[fx.Node, tuple[Layout | int, ...]]] = field(default_factory=list)
     channels: list[tuple[str, Layout]] = field(default_factory=list)  # of each normalising module
-    unknown: dict[str, str] = field(default_factory=dict)  # operation without rule -> place
 
     # ---- what rules ask and say -----------------------------------------------------------
 
@@ -143,7 +142,9 @@ def _blocked(shape: Iterable[int], reason: Block) -> Dims:
 
 def _block_shared(analysis: Analysis, tensors: dict[str, Tensor]) -> None:
     """Parameters with several uses, under one name or under several."""
-    for names in _tied(analysis.graph, tensors):
+    order = {name: i for i, name in enumerate(tensors)}
+    for tied in _tied(analysis.graph, tensors):
+        names = sorted(tied, key=order.__getitem__)
         nodes = [node for node, name in analysis.graph.tensors.items() if name in names]
         readers = [reader for node in nodes for reader in _readers(node)]
         if len(readers) > 1:
@@ -271,7 +272,6 @@ def _shapes(value: object) -> Iterator[tuple[int, ...]]:
 
 def _without_rule(op: Op, why: str) -> Result:
     """Never guess: whatever enters cannot be split, and what leaves is new."""
-    op.analysis.unknown.setdefault(op.name, op.place)
     for node in op.inputs:
         op.block(list(op.dims(node)), f"enters {op.name}, {why}")
     results = [op.opaque(shape) for shape in _shapes(op.node.meta["val"])]

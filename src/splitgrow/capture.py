@@ -331,6 +331,7 @@ def capture(model: nn.Module, example: Call) -> Graph:
             parameters += [tensors[node]] if spec.kind is InputKind.PARAMETER else []
         else:
             constants[node] = program.constants.get(spec.target)
+    tensors = _with_first_names(model, tensors)
     (output,) = (node for node in program.graph.nodes if node.op == "output")
     returned = zip(output.args[0], signature.output_specs, strict=True)
     graph = Graph(
@@ -490,6 +491,19 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Every parameter and buffer by name, under each of its names."""
     named: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     return named | dict(model.named_buffers(remove_duplicate=False))
+
+
+def _with_first_names(model: nn.Module, tensors: dict[fx.Node, str]) -> dict[fx.Node, str]:
+    """The same, but of a tensor's several names the first goes to the placeholder in use."""
+    named = named_tensors(model)
+    names = dict(tensors)
+    aliases: dict[int, list[fx.Node]] = {}
+    for node, name in tensors.items():
+        aliases.setdefault(id(named[name]), []).append(node)
+    for nodes in aliases.values():
+        by_use = sorted(nodes, key=lambda node: not node.users)
+        names |= zip(by_use, (tensors[node] for node in nodes), strict=True)
+    return names
 
 
 def output_tensors(output: Any) -> list[Tensor]:

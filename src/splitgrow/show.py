@@ -25,7 +25,8 @@ def render(*renderables: object, width: int = 100) -> str:
 
 def units_table(units: Units) -> str:
     """What can be split, by how many parameters per neuron; what cannot, and why."""
-    table = Table(title=f"{len(units)} units can be split", title_justify="left")
+    count = "1 unit" if len(units) == 1 else f"{len(units)} units"
+    table = Table(title=f"{count} can be split", title_justify="left")
     table.add_column("unit")
     table.add_column("neurons", justify="right")
     table.add_column("parameters each", justify="right")
@@ -37,12 +38,13 @@ def units_table(units: Units) -> str:
         table.add_row(unit.name, str(unit.width), str(unit.size), made_of, read_by)
     if not units.skipped:
         return render(table)
+    shown = [table] if len(units) else [table.title]
     other = Table(title=f"{len(units.skipped)} cannot", title_justify="left")
     other.add_column("where")
     other.add_column("why")
     for skipped in units.skipped:
         other.add_row(skipped.name, skipped.reason)
-    return render(table, other)
+    return render(*shown, other)
 
 
 def scores_table(scores: Scores, most: int = 10) -> str:

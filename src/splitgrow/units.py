@@ -190,6 +190,7 @@ def find_units(
         example_inputs: a tuple of positional inputs, a dict of keyword inputs, or one tensor.
         exclude: names of units to leave alone.
     """
+    from splitgrow.independence import try_only_neurons
     from splitgrow.trial import try_units
 
     if not isinstance(model, nn.Module):
@@ -198,7 +199,8 @@ def find_units(
     analysis = analyse(graph, model)
     units, skipped = _collect(analysis, model)
     found = Units(units, skipped, analysis)
-    return _with_partners(found, try_units(model, _without(found, exclude)))
+    kept = try_only_neurons(model, try_units(model, _without(found, exclude)))
+    return _with_partners(found, kept)
 
 
 def _with_partners(found: Units, kept: Units) -> Units:
@@ -259,7 +261,7 @@ def _collect(analysis: Analysis, model: nn.Module) -> tuple[list[Unit], list[Ski
     units: list[Unit] = []
     refusals: list[_Refusal] = []
     for axis, parts in _parts_by_axis(analysis, model).items():
-        if not parts.own or axis not in carried:
+        if not parts.own or not (axis in carried or (axis.blocks and axis.size > 1)):
             continue
         found = _make_unit(analysis, axis, parts)
         if isinstance(found, Unit):
@@ -293,7 +295,7 @@ def _parts_by_axis(analysis: Analysis, model: nn.Module) -> dict[Axis, _Parts]:
         name = analysis.graph.tensors[node]
         for dim, layout in enumerate(analysis.dims[node]):
             for axis in dict.fromkeys(leaves(layout)):
-                if axis in repeated((layout,)):  # blocked, for the tensor that it came from is
+                if axis in repeated((layout,)) or not axis.size:  # (where it came from is blocked)
                     continue
                 slot = Slot(name, dim, _positions(layout, axis))
                 parts = found.setdefault(axis, _Parts())

@@ -301,6 +301,16 @@ def unfold(op: Op) -> Dims:
     return (*dims, position(op.shape[-1]))
 
 
+@rule("channel_shuffle", "native_channel_shuffle", traits=_MOVES)
+def channel_shuffle(op: Op) -> Dims:
+    """Channels (groups, c) become (c, groups): entry i of every group belongs to one neuron."""
+    batch, channels, *places = op.dims("self")
+    groups = position(op["groups"])
+    kept = Axis(size_of(channels) // op["groups"])
+    op.unify(channels, Prod((groups, kept)))
+    return (batch, Prod((kept, groups)), *places)
+
+
 @rule("flip", "roll", traits=_MOVES)
 def flip(op: Op) -> Dims:
     """Entries in another order within some dimensions."""
