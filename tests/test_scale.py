@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import splitgrow as sg
-from splitgrow import chunks, zoo
+from splitgrow import chunks, span, zoo
 
 
 def loss_fn(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -44,7 +44,7 @@ def test_full_size_vgg19_is_scored_without_a_matrix_of_d_by_d() -> None:
     assert largest == 4608
     with LargestTensor() as seen:
         scores = sg.score(model, loss_fn, [batch], units=units, steps=2)
-    assert {found.method for found in scores.values()} == {"lanczos"}
+    assert {found.method for found in scores.values()} == {"lanczos", "span"}
     assert seen.numel < largest * largest  # not even that of a single neuron
     assert all(torch.isfinite(found.values).all() for found in scores.values())
 
@@ -90,3 +90,45 @@ def _evidence(model: nn.Module, units: sg.Units, batch: tuple[Tensor, Tensor]) -
 
     ((_, _, evidence),) = collect(model, units, units, loss_fn, [batch])
     return evidence[units[0].name]
+
+
+def test_late_layers_are_solved_in_the_span_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few places and many parameters: the same eigenpairs from a smaller problem."""
+    model = nn.Sequential(
+        nn.Conv2d(2, 9, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2),
+        nn.Conv2d(9, 7, 3, padding=1), nn.BatchNorm2d(7), nn.GELU(),
+        nn.Conv2d(7, 7, 3, groups=7, padding=1), nn.Tanh(), nn.Flatten(),
+        nn.Linear(28, 30), nn.Tanh(), nn.Linear(30, 10),
+    ).double()  # fmt: skip
+    batch = (torch.randn(5, 2, 4, 4, dtype=torch.float64), torch.randint(10, (5,)))
+    units = sg.find_units(model, batch[0])
+    exact = sg.score(model, loss_fn, [batch], units=units, steps=10**9)
+    halves = [(batch[0][:2], batch[1][:2]), (batch[0][2:], batch[1][2:])]
+    found = sg.score(model, loss_fn, halves, units=units, steps=40)
+    assert {name: u.method for name, u in found.items()} == {
+        "0": "dense", "3": "span", "9": "dense"
+    }  # fmt: skip
+    monkeypatch.setattr(span, "pays", lambda *_: True)
+    for steps in (27, 40):
+        spanned = sg.score(model, loss_fn, halves, units=units, steps=steps)
+        for name in ("3", "9") if steps == 27 else ("3",):
+            assert spanned[name].method == "span"
+            assert (spanned[name].values - exact[name].values).abs().max() < 1e-10
+            assert spanned[name].residuals.max() < 1e-10
+            overlap = (spanned[name].vectors * exact[name].vectors).sum(1).abs()
+            assert overlap[exact[name].values < -1e-9].min() > 1 - 1e-8
+
+
+def test_outside_of_the_span_lambda_is_zero() -> None:
+    """A neuron whose S is positive where there is data has lambda_min = 0 elsewhere."""
+    model = nn.Sequential(nn.Linear(40, 3), nn.Softplus(), nn.Linear(3, 1)).double()
+    with torch.no_grad():
+        model[2].weight.fill_(1.0)
+    x = torch.randn(4, 40, dtype=torch.float64)
+    scores = sg.score(model, lambda m, b: m(b).mean(), [x], units=sg.find_units(model, x), steps=8)
+    found = scores["0"]
+    assert found.method == "span"
+    assert found.values.eq(0).all()
+    assert (found.vectors.norm(dim=1) - 1).abs().max() < 1e-12
+    image = found.vectors[:, :40] @ x.T + found.vectors[:, 40:]
+    assert image.abs().max() < 1e-10

@@ -38,53 +38,84 @@ def from_dense(matrix: Tensor) -> Eigenpairs:
     value, vector = values[:, 0], vectors[:, :, 0]
     value = _without_noise(value, values.abs().amax(dim=1), matrix)
     residual = (exact @ vector[..., None]).squeeze(-1) - value[:, None] * vector
-    found = (value, _oriented(vector), residual.norm(dim=1))
+    found = (value, oriented(vector), residual.norm(dim=1))
     return Eigenpairs(*(tensor.to(matrix.dtype) for tensor in found))
 
 
-def lanczos(apply: Matvec, start: Tensor, steps: int) -> Eigenpairs:
+def lanczos(apply: Matvec, start: Tensor, steps: int, metric: Matvec | None = None) -> Eigenpairs:
     """Lanczos with full re-orthogonalisation, for n matrices side by side.
 
     Args:
-        apply: (n, d) -> (n, d), S_k v_k for each k.
+        apply: (n, d) -> (n, d), S_k v_k for each k. With a metric it is given G v_k instead.
         start: (n, d), the first vectors.
         steps: products to take; the Krylov space has at most this dimension.
+        metric: v -> G v, where S is symmetric in the inner product a^T G b.
     """
     n, d = start.shape
     steps = min(steps, d)
-    basis = start.new_zeros(n, steps, d)
+    space = _Krylov(start.new_zeros(n, steps, d), metric)
     alpha = torch.zeros(n, steps, dtype=torch.float64, device=start.device)
     beta = torch.zeros(n, steps, dtype=torch.float64, device=start.device)
-    q = start / start.norm(dim=1, keepdim=True)
     alive = torch.ones(n, dtype=torch.bool, device=start.device)
+    w, dual = start, space.dual(start)
+    norm = _length(w, dual)
     for j in range(steps):
-        basis[:, j] = q
-        w = apply(q)
-        before = w.norm(dim=1)
-        w, overlap = _orthogonalise(w, basis[:, : j + 1])
+        inverse = (alive / norm.clamp_min(1e-30)).to(start.dtype)[:, None]
+        space.add(j, w * inverse, dual * inverse)
+        w, dual, overlap = space.reduce(j + 1, apply(space.duals[:, j]))
+        norm = _length(w, dual)
         alpha[:, j] = overlap[:, j]
-        # What little is left of a vector is full of rounding: clean it once more.
-        faint = (w.norm(dim=1) < 0.25 * before).nonzero()[:, 0]
-        if len(faint):
-            w[faint], _ = _orthogonalise(w[faint], basis[faint, : j + 1])
-        norm = w.norm(dim=1)
         scale = alpha.abs().amax(dim=1) + beta.abs().amax(dim=1)
         # Below this the Krylov space is invariant: what is left of w is rounding.
         alive = alive & (norm > _noise(start.dtype, d) * scale)
         beta[:, j] = torch.where(alive, norm.double(), 0.0)
-        q = w.mul_((alive / norm.clamp_min(1e-30))[:, None])
-    return _ritz(basis, alpha, beta)
+    return _ritz(space, alpha, beta)
 
 
-def _orthogonalise(w: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """w without its parts in ``basis`` (n, j, d), and the coefficients (n, j) of those parts."""
-    overlap = torch.bmm(basis, w[:, :, None])
-    return torch.baddbmm(w[:, None], overlap.mT, basis, alpha=-1)[:, 0], overlap[:, :, 0]
+class _Krylov:
+    """Orthonormal vectors q_j with their duals G q_j, by matrix."""
+
+    def __init__(self, basis: Tensor, metric: Matvec | None) -> None:
+        self.basis = basis  # (n, steps, d)
+        self.duals = basis if metric is None else torch.zeros_like(basis)
+        self._metric = metric
+
+    def dual(self, w: Tensor) -> Tensor:
+        return w if self._metric is None else self._metric(w)
+
+    def add(self, j: int, q: Tensor, dual: Tensor) -> None:
+        self.duals[:, j] = dual
+        self.basis[:, j] = q
+
+    def reduce(self, j: int, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """w without its parts in the first j vectors, its dual, and the sizes of those parts."""
+        w, overlap = self._orthogonalise(w, slice(None), j)
+        dual = self.dual(w)
+        left = _length(w, dual)
+        # What little is left of a vector is full of rounding: clean it once more.
+        faint = (left < 0.25 * torch.hypot(left, overlap.norm(dim=1))).nonzero()[:, 0]
+        if len(faint):
+            w[faint], _ = self._orthogonalise(w[faint], faint, j)
+            dual[faint] = self.dual(w[faint])
+        return w, dual, overlap
+
+    def _orthogonalise(self, w: Tensor, which: slice | Tensor, j: int) -> tuple[Tensor, Tensor]:
+        overlap = torch.bmm(self.duals[which, :j], w[:, :, None])
+        reduced = torch.baddbmm(w[:, None], overlap.mT, self.basis[which, :j], alpha=-1)
+        return reduced[:, 0], overlap[:, :, 0]
 
 
-def _ritz(basis: Tensor, alpha: Tensor, beta: Tensor) -> Eigenpairs:
+def _length(w: Tensor, dual: Tensor) -> Tensor:
+    """sqrt(w^T G w), given G w."""
+    if w is dual:
+        return w.norm(dim=1)
+    return torch.linalg.vecdot(w, dual).clamp_min(0).sqrt()
+
+
+def _ritz(space: _Krylov, alpha: Tensor, beta: Tensor) -> Eigenpairs:
+    basis = space.basis
     steps = basis.shape[1]
-    used = basis.norm(dim=2) > 0.5
+    used = torch.linalg.vecdot(basis, space.duals) > 0.5
     scale = alpha.abs().amax(dim=1, keepdim=True) + beta.abs().amax(dim=1, keepdim=True)
     diagonal = torch.where(used, alpha, 3 * scale + 1)  # an empty direction is never the smallest
     tridiagonal = torch.diag_embed(diagonal)
@@ -98,7 +129,7 @@ def _ritz(basis: Tensor, alpha: Tensor, beta: Tensor) -> Eigenpairs:
     last = used.long().sum(dim=1, keepdim=True) - 1
     tail = (beta.gather(1, last) * smallest.gather(1, last)).squeeze(1).abs()
     value = _without_noise(values[:, 0], scale.squeeze(1), basis)
-    return Eigenpairs(value.to(basis.dtype), _oriented(vector), tail.to(basis.dtype))
+    return Eigenpairs(value.to(basis.dtype), oriented(vector), tail.to(basis.dtype))
 
 
 def _noise(dtype: torch.dtype, d: int) -> float:
@@ -110,7 +141,7 @@ def _without_noise(value: Tensor, scale: Tensor, like: Tensor) -> Tensor:
     return torch.where(value.abs() <= _noise(like.dtype, like.shape[-1]) * scale, 0.0, value)
 
 
-def _oriented(vectors: Tensor) -> Tensor:
+def oriented(vectors: Tensor) -> Tensor:
     """+v and -v are the same split: make the largest entry positive, so that runs agree."""
     largest = vectors.gather(1, vectors.abs().argmax(dim=1, keepdim=True))
     return torch.where(largest < 0, -vectors, vectors)

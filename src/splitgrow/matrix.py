@@ -59,6 +59,7 @@ class SplittingMatrix:
         self._unit = unit
         self._constants = constants | evidence.inputs
         graph = unit.subgraph
+        self._shape = torch.Size()  # of z, where there is one head
         self._diagonal: Tensor | None = None
         self._gradient: tuple[GradientEdge | None, ...] = ()
         self._variables: tuple[GradientEdge, ...] = ()
@@ -69,6 +70,8 @@ class SplittingMatrix:
             self._heads = [(head, get_gradient_edge(z[head.node])) for head in graph.heads]
             leaves = {node: value.detach() for node, value in z.items()}
             places = [leaf.numel() for leaf in leaves.values()]
+            if len(z) == 1:
+                (self._shape,) = (leaf.shape for leaf in leaves.values())
             del z
             body = Body(unit, self._constants, evidence, stand_in)
             if graph.diagonal and closed_form:
@@ -96,11 +99,82 @@ class SplittingMatrix:
         with torch.no_grad():
             moved = [self._run_head(head, tangents) for head, _ in self._heads]
             direct = [tangents[p] for p in self._unit.subgraph.direct]
+        return self._join(self._pull(self._bend([*moved, *direct])))
+
+    def _bend(self, tangents: list[Tensor]) -> Sequence[Tensor | None]:
+        """The body's Hessian."""
         if self._diagonal is not None:
-            pushed: Sequence[Tensor | None] = [moved[0].mul_(self._diagonal)]
-        else:
-            pushed = self._hessian([*moved, *direct])
-        return self._join(self._pull(pushed))
+            return [tangents[0].mul_(self._diagonal)]
+        return self._hessian(tangents)
+
+    # ---- one head whose filters all see the same: z = X v -------------------------------------
+
+    @property
+    def has_rows(self) -> bool:
+        """Is there one dense layer in front, of the unit's own neurons and no others?"""
+        if len(self._heads) != 1 or self.is_zero:
+            return False
+        head = self._heads[0][0]
+        slots = dict(zip(self._unit.subgraph.theta, self._unit.theta, strict=True))
+        return _is_dense_layer(head, self._constants) and all(
+            slots[p].dim == 0 and slots[p].positions.shape[1] == 1
+            and slots[p].is_whole(self._theta[p].shape[0])
+            for p in head.parameters
+        )  # fmt: skip
+
+    @property
+    def places(self) -> int:
+        """How many times each filter is applied."""
+        return self._shape.numel() // self._unit.width
+
+    def head_input(self, head: Head) -> tuple[Tensor, dict[str, Any] | None]:
+        """What the layer reads, and for a convolution the arguments of ``unfold``."""
+        x, weight = (self._constants[n] for n in head.node.args[:2])
+        return x, None if weight.ndim == 2 else _unfolding(head.node, weight)
+
+    def bend_rows(self, z: Tensor, beside: Tensor) -> tuple[Tensor, Tensor]:
+        """The body's Hessian on (width, places) and on the parameters that it reads itself."""
+        if self._diagonal is not None:
+            return z * self._to_rows(self._diagonal), torch.zeros_like(beside)
+        graph, start, tangents = self._unit.subgraph, 0, [self._from_rows(z)]
+        slots = dict(zip(graph.theta, self._unit.theta, strict=True))
+        for p in graph.direct:
+            end = start + self._unit.slot_size(slots[p])
+            tangents.append(slots[p].place(beside[:, start:end], self._theta[p].shape))
+            start = end
+        moved, *direct = self._hessian(tangents)
+        rows = [
+            torch.zeros_like(self._theta[p]) if t is None else t
+            for p, t in zip(graph.direct, direct, strict=True)
+        ]
+        joined = [slots[p].rows(t) for p, t in zip(graph.direct, rows, strict=True)]
+        return (
+            torch.zeros_like(z) if moved is None else self._to_rows(moved),
+            torch.cat(joined, dim=1) if joined else torch.zeros_like(beside),
+        )
+
+    def from_head_order(self, vectors: Tensor) -> Tensor:
+        """Vectors with the head's parameters first, in the order of the unit's own."""
+        graph = self._unit.subgraph
+        order = [*self._heads[0][0].parameters, *graph.direct]
+        sizes = dict(zip(graph.theta, self._unit.sizes, strict=True))
+        parts = dict(zip(order, vectors.split([sizes[p] for p in order], dim=1), strict=True))
+        return torch.cat([parts[p] for p in graph.theta], dim=1)
+
+    @property
+    def _channel(self) -> int:
+        """The dimension of z that counts the neurons."""
+        weight = self._theta[self._heads[0][0].parameters[0]]
+        return len(self._shape) - 1 if weight.ndim == 2 else 1
+
+    def _to_rows(self, z: Tensor) -> Tensor:
+        return z.movedim(self._channel, 0).reshape(self._unit.width, -1)
+
+    def _from_rows(self, rows: Tensor) -> Tensor:
+        shape = [size for i, size in enumerate(self._shape) if i != self._channel]
+        return rows.reshape(self._unit.width, *shape).movedim(0, self._channel)
+
+    # ---- parts of a product -------------------------------------------------------------------
 
     def _hessian(self, tangents: list[Tensor]) -> Sequence[Tensor | None]:
         pairs = [(g, t) for g, t in zip(self._gradient, tangents, strict=True) if g is not None]
@@ -157,6 +231,26 @@ class SplittingMatrix:
                 found = torch.zeros_like(self._theta[placeholder])
             rows.append(slot.rows(found))
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+
+
+def _is_dense_layer(head: Head, constants: dict[fx.Node, Any]) -> bool:
+    """A linear layer or an ordinary 2-d convolution, its weight (and bias) as they are."""
+    if head.prelude or head.node.args[1] is not head.parameters[0]:
+        return False
+    x = constants.get(cast("fx.Node", head.node.args[0]))
+    if not isinstance(x, Tensor) or head.node.kwargs:
+        return False
+    if head.node.target is torch.ops.aten.linear.default:
+        return True
+    if head.node.target is not torch.ops.aten.conv2d.default or x.ndim != 4:
+        return False
+    return head.node.args[6:] in ((), (1,))
+
+
+def _unfolding(node: fx.Node, weight: Tensor) -> dict[str, Any]:
+    names = ("stride", "padding", "dilation")
+    given = dict(zip(names, node.args[3:6], strict=False))
+    return {"stride": 1, "padding": 0, "dilation": 1, "kernel_size": weight.shape[2:]} | given
 
 
 def _edge(gradient: Tensor | None) -> GradientEdge | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from splitgrow import span
 from splitgrow.analysis import Analysis
 from splitgrow.chunks import chunks
 from splitgrow.curvature import Softplus
@@ -241,6 +242,8 @@ def _solve(
         pairs, method = Eigenpairs(theta.new_zeros(n), vectors, theta.new_zeros(n)), "zero"
     elif d <= steps if steps is not None else _is_small(unit, apply, d):
         pairs, method = from_dense(dense(apply, n, d, theta)), "dense"
+    elif span.pays(unit, apply.terms, steps or LANCZOS_STEPS):
+        pairs, method = span.Span(unit, apply.terms).smallest(steps or LANCZOS_STEPS), "span"
     else:
         generator = torch.Generator().manual_seed(0)
         start = torch.randn(d, generator=generator, dtype=torch.float64)
