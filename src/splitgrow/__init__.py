@@ -6,57 +6,94 @@ Splitting steepest descent (Liu, Wu, Wang, NeurIPS 2019) for any PyTorch model::
     scores = splitgrow.score(model, loss_fn, batches, units=units)
     plan = splitgrow.select(scores, fraction=0.3)
     receipt = splitgrow.split(model, plan, optimizer=optimizer, loss_fn=loss_fn, batches=batches)
+
+and all of it in turn, until a budget is spent::
+
+    result = splitgrow.grow(model, train=train, loss_fn=loss_fn, batches=batches)
 """
 
 from splitgrow.attributes import sizes_of
+from splitgrow.checkpoint import load, save
 from splitgrow.cost import Cost, CostModel
 from splitgrow.curvature import Softplus
 from splitgrow.errors import (
     CaptureError,
+    CheckpointError,
     InputError,
+    Interrupted,
     LossError,
     OptimizerError,
     PlanError,
     SplitgrowError,
     SplitRefused,
 )
+from splitgrow.fit import Cosine, Fit, Patience, Step, Trainer, fit
+from splitgrow.grow import Result, grow
+from splitgrow.history import Event, History, Neuron, PhaseRecord, Split
+from splitgrow.methods import Method
 from splitgrow.optimizer import state_of
+from splitgrow.phase import Phase
 from splitgrow.plan import Entry, SplitPlan
+from splitgrow.policy import Budget, Policy
 from splitgrow.rules import RULES, Op, Rule, Trait, rule
 from splitgrow.score import Scores, UnitScores, score
 from splitgrow.select import select
 from splitgrow.split import Offspring, Receipt, split
 from splitgrow.units import Skipped, Slot, Unit, Units, find_units
+from splitgrow.watch import TensorBoard, Watcher
 
 __version__ = "0.1.0"
 
 __all__ = [
     "RULES",
+    "Budget",
     "CaptureError",
+    "CheckpointError",
+    "Cosine",
     "Cost",
     "CostModel",
     "Entry",
+    "Event",
+    "Fit",
+    "History",
     "InputError",
+    "Interrupted",
     "LossError",
+    "Method",
+    "Neuron",
     "Offspring",
     "Op",
     "OptimizerError",
+    "Patience",
+    "Phase",
+    "PhaseRecord",
     "PlanError",
+    "Policy",
     "Receipt",
+    "Result",
     "Rule",
     "Scores",
     "Skipped",
     "Slot",
     "Softplus",
+    "Split",
     "SplitPlan",
     "SplitRefused",
     "SplitgrowError",
+    "Step",
+    "TensorBoard",
+    "Trainer",
     "Trait",
     "Unit",
     "UnitScores",
     "Units",
+    "Watcher",
     "find_units",
+    "fit",
+    "grow",
+    "load",
     "rule",
+    "save",
     "score",
     "select",
     "sizes_of",

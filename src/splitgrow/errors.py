@@ -32,3 +32,15 @@ class OptimizerError(SplitgrowError):
 
 class SplitRefused(SplitgrowError):
     """No step lowers the loss, or the surgery would not be exact; nothing was changed."""
+
+
+class CheckpointError(SplitgrowError):
+    """A checkpoint cannot be read or written, or does not fit; nothing was changed."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C ended a run after the current batch; ``run_dir`` is where it can be resumed from."""
+
+    def __init__(self, message: str, run_dir: object) -> None:
+        super().__init__(message)
+        self.run_dir = run_dir

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -18,6 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from splitgrow.errors import PlanError
+from splitgrow.files import write_file
 from splitgrow.units import Units
 
 FORMAT = "splitgrow-plan-1"
@@ -103,7 +103,7 @@ class SplitPlan(Sequence[Entry]):
             "shapes": json.dumps(self.units.shapes),
         }
         metadata["sha256"] = _digest(metadata, tensors)
-        _write(Path(path), save(tensors, metadata))
+        write_file(Path(path), save(tensors, metadata))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], units: Units) -> SplitPlan:
@@ -176,17 +176,3 @@ def _digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"{name}:{tensor.dtype}{tuple(tensor.shape)}\0".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _write(target: Path, data: bytes) -> None:
-    """Replace a file in one step: a reader finds the old one or the new one, never a part."""
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -12,7 +12,7 @@ from splitgrow.errors import InputError
 from splitgrow.layout import Axis
 from splitgrow.plan import Entry, SplitPlan
 from splitgrow.score import Scores, UnitScores
-from splitgrow.units import Unit
+from splitgrow.units import Unit, Units
 
 Rank = Literal["lambda", "gain"]
 Per = Literal["neuron", "params", "macs"]
@@ -54,19 +54,29 @@ def select(
         max_per_unit: take at most this many of each unit.
         round_to: let the width of every unit that grows end at a multiple of this.
     """
-    _check_choices(rank, per)
-    _check_amounts(fraction, count, threshold)
+    caps = Caps(per, min_per_unit, max_per_unit, round_to)
+    check_selection(rank, per, fraction, count, threshold, caps)
     _check_whole("max_params", max_params, 0)
     _check_whole("max_macs", max_macs, 0)
-    _check_per_unit(min_per_unit, max_per_unit, round_to)
     _check_scores(scores)
     if fraction is not None:
         count = max(round(fraction * sum(len(found.values) for found in scores.values())), 1)
-    chooser = _Chooser(scores, Limits(count, max_params, max_macs), per, max_per_unit, round_to)
-    candidates = {n: _candidates(n, found, threshold, rank) for n, found in scores.items()}
-    chooser.take_best(candidates, until=min_per_unit)
-    chooser.take_best(candidates)
-    return SplitPlan(chooser.entries, scores.units)
+    limits = Limits(count, max_params, max_macs)
+    return choose(scores.units, candidates(scores, threshold, rank), limits, caps)
+
+
+def check_selection(
+    rank: str,
+    per: str | None,
+    fraction: float | None,
+    count: int | None,
+    threshold: float,
+    caps: Caps,
+) -> None:
+    """Refuse settings of a selection that make no sense, each by its name."""
+    _check_choices(rank, per)
+    _check_amounts(fraction, count, threshold)
+    _check_per_unit(caps.min_per_unit, caps.max_per_unit, caps.round_to)
 
 
 def _check_choices(rank: str, per: str | None) -> None:
@@ -136,12 +146,39 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class _Candidate:
+class Caps:
+    """How gains are compared, and what each unit may take; see :func:`select`."""
+
+    per: Per | None = None
+    min_per_unit: int = 0
+    max_per_unit: int | None = None
+    round_to: int = 1
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A neuron that may be split, and what that is worth."""
+
     gain: float
     entry: Entry
 
 
-def _candidates(name: str, found: UnitScores, threshold: float, rank: Rank) -> list[_Candidate]:
+def choose(
+    units: Units, candidates: Mapping[str, list[Candidate]], limits: Limits, caps: Caps
+) -> SplitPlan:
+    """The best candidates that the limits allow; each unit lists its own, the best first."""
+    chooser = _Chooser(units, limits, caps)
+    chooser.take_best(candidates, until=caps.min_per_unit)
+    chooser.take_best(candidates)
+    return SplitPlan(chooser.entries, units)
+
+
+def candidates(scores: Scores, threshold: float, rank: Rank) -> dict[str, list[Candidate]]:
+    """By unit, the neurons that may be split, the best first."""
+    return {name: _candidates(name, found, threshold, rank) for name, found in scores.items()}
+
+
+def _candidates(name: str, found: UnitScores, threshold: float, rank: Rank) -> list[Candidate]:
     """The neurons of a unit that may be split, the best first."""
     values, scales = found.values.tolist(), found.scales.tolist()
     listed = []
@@ -149,7 +186,7 @@ def _candidates(name: str, found: UnitScores, threshold: float, rank: Rank) -> l
         if value < 0 and value <= threshold:
             gain = -value if rank == "lambda" else -value * scale**2
             entry = Entry(name, k, value, found.vectors[k].detach().cpu(), scale)
-            listed.append(_Candidate(gain, entry))
+            listed.append(Candidate(gain, entry))
     return sorted(listed, key=lambda c: (-c.gain, c.entry.neuron))
 
 
@@ -160,27 +197,25 @@ class _Chooser:
     A pack is one neuron, or as many as bring the unit's width to the next multiple.
     """
 
-    scores: Scores
+    all_units: Units
     limits: Limits
-    per: Per | None
-    max_per_unit: int | None
-    round_to: int
+    caps: Caps
     entries: list[Entry] = field(default_factory=list)
     widths: dict[Axis, int] = field(default_factory=dict)
     spent: Cost = field(default_factory=lambda: Cost(0, 0))
 
     def __post_init__(self) -> None:
-        self._costs = CostModel(self.scores.units)
+        self._costs = CostModel(self.all_units)
 
     def take_best(
-        self, candidates: Mapping[str, list[_Candidate]], until: int | None = None
+        self, candidates: Mapping[str, list[Candidate]], until: int | None = None
     ) -> None:
         """The best pack of all units, again and again, until nothing more fits.
 
         With ``until``, a unit that has as many is left alone. A pack that does not fit never will:
         what is spent only grows, and so does the cost of a neuron as its neighbours grow.
         """
-        units = {n: self.scores[n].unit for n, listed in candidates.items() if listed}
+        units = {n: self.all_units[n] for n, listed in candidates.items() if listed}
         while units:
             # min() keeps the first of equals: ties go to the unit that comes first.
             best = min(units, key=lambda n: -self._worth(units[n], candidates[n]))
@@ -188,7 +223,7 @@ class _Chooser:
             if enough or not self._take(units[best], candidates[best]):
                 del units[best]
 
-    def _worth(self, unit: Unit, listed: list[_Candidate]) -> float:
+    def _worth(self, unit: Unit, listed: list[Candidate]) -> float:
         """The gain of a unit's next pack per neuron, or per cost."""
         pack = listed[: self._pack_size(unit)]
         gain = sum(c.gain for c in pack)
@@ -197,17 +232,19 @@ class _Chooser:
     def _price(self, unit: Unit, count: int) -> float:
         """What gains are divided by before they are compared."""
         limited = self.limits.params is not None or self.limits.macs is not None
-        if self.per == "neuron" or (self.per is None and not limited):
+        if self.caps.per == "neuron" or (self.caps.per is None and not limited):
             return count
         cost = self._costs.added(unit, self.widths, count)
-        return self.limits.share(cost) if self.per is None else getattr(cost, self.per)
+        per = self.caps.per
+        return self.limits.share(cost) if per is None else getattr(cost, per)
 
-    def _take(self, unit: Unit, listed: list[_Candidate]) -> bool:
+    def _take(self, unit: Unit, listed: list[Candidate]) -> bool:
         """Take the next pack of a unit, if there is one and the limits allow it."""
         size = self._pack_size(unit)
         if len(listed) < size:
             return False
-        if self.max_per_unit is not None and self._taken(unit) + size > self.max_per_unit:
+        most = self.caps.max_per_unit
+        if most is not None and self._taken(unit) + size > most:
             return False
         spent = self.spent + self._costs.added(unit, self.widths, size)
         if not self.limits.allow(len(self.entries) + size, spent):
@@ -225,4 +262,4 @@ class _Chooser:
         return self._width(unit) - unit.width
 
     def _pack_size(self, unit: Unit) -> int:
-        return self.round_to - self._width(unit) % self.round_to
+        return self.caps.round_to - self._width(unit) % self.caps.round_to

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from splitgrow.history import History
     from splitgrow.plan import SplitPlan
     from splitgrow.score import Scores
     from splitgrow.split import Receipt
@@ -111,3 +112,35 @@ def receipt_table(receipt: Receipt) -> str:
             f"{receipt.measured:+.3e}  ({receipt.loss:.6g} -> {now:.6g})",
         )
     return render(table, facts)
+
+
+STOPPED = {
+    "phases": "as many phases as asked for",
+    "params": "the budget of parameters is spent",
+    "macs": "the budget of MACs is spent",
+    "metric": "the metric is reached",
+    "stable": "splitting stable: no neuron is left whose splitting index is low enough",
+    "refused": "no step of a split lowers the loss",
+}
+
+
+def history_table(history: History) -> str:
+    """A line for each phase, and why the run ended."""
+    table = Table(title=f"{history.name}: {history.method}, seed {history.seed}",
+                  title_justify="left")  # fmt: skip
+    metrics = list(dict.fromkeys(name for p in history.phases for name in p.metrics))
+    for header in ("phase", "parameters", "MACs", "loss", *metrics, "then split", "predicted",
+                   "measured"):  # fmt: skip
+        table.add_column(header, justify="right")
+    for p in history.phases:
+        values = [f"{p.metrics[name]:.4g}" if name in p.metrics else "" for name in metrics]
+        after = ["", "", ""]
+        if p.split is not None:
+            changes = [p.split.predicted, p.split.measured]
+            shown = ["" if change is None else f"{change:+.2e}" for change in changes]
+            after = [str(len(p.split.neurons)), *shown]
+        table.add_row(
+            str(p.phase), f"{p.params:,}", f"{p.macs:,}", f"{p.loss:.4g}", *values, *after
+        )
+    why = STOPPED.get(history.stopped or "", history.stopped)
+    return render(table, *([f"ended: {why}"] if why else []), width=120)

@@ -34,12 +34,14 @@ class Regrowth:
         halved: (dimension of columns, factor of each new entry, 1 or 1/2).
         offspring: (dimension of neurons, factor of each new entry's gradient, 1 or 1/2).
         moves: (unit, slot, sign of each new entry) where offspring part along theta.
+        readers: (dimension, sign of each new entry) of columns that read offspring.
     """
 
     gather: dict[int, Tensor] = field(default_factory=dict)
     halved: list[tuple[int, Tensor]] = field(default_factory=list)
     offspring: list[tuple[int, Tensor]] = field(default_factory=list)
     moves: list[tuple[Unit, Slot, Tensor]] = field(default_factory=list)
+    readers: list[tuple[int, Tensor]] = field(default_factory=list)
 
     def copy(self, tensor: Tensor) -> Tensor:
         """Entries duplicated, nothing scaled."""
@@ -60,7 +62,7 @@ class Regrowth:
         total = None
         for unit, slot, sign in self.moves:
             rows = _rows_of(unit, slot, steps[unit.name]).to(tensor)
-            moved = self.copy(slot.place(rows, tensor.shape)) * _along(sign, slot.dim, tensor)
+            moved = self.copy(slot.place(rows, tensor.shape)) * along(sign, slot.dim, tensor)
             total = moved if total is None else total + moved
         return None if total is None else _scale(total, self.halved)
 
@@ -75,11 +77,11 @@ class Regrowth:
 
 def _scale(tensor: Tensor, factors: Sequence[tuple[int, Tensor]]) -> Tensor:
     for dim, factor in factors:
-        tensor = tensor * _along(factor, dim, tensor)
+        tensor = tensor * along(factor, dim, tensor)
     return tensor
 
 
-def _along(vector: Tensor, dim: int, like: Tensor) -> Tensor:
+def along(vector: Tensor, dim: int, like: Tensor) -> Tensor:
     shape = [1] * like.ndim
     shape[dim] = -1
     return vector.to(like.device, like.dtype).reshape(shape)
@@ -128,6 +130,7 @@ def _mark(
 
     for slot in unit.consumers:
         plans[slot.name].halved.append((slot.dim, _half_where_split(signs(slot))))
+        plans[slot.name].readers.append((slot.dim, signs(slot)))
     for slot in (*unit.theta, *unit.copies):
         plans[slot.name].offspring.append((slot.dim, _half_where_split(signs(slot))))
     for slot in unit.theta:

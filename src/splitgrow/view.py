@@ -53,7 +53,7 @@ def passes(batches: Iterable[Any]) -> Iterator[Any]:
     """The batches once more, in the same order as every other time; never none of them."""
     check_batches(batches)
     empty = True
-    with seeded(generators=_generators(batches)):
+    with seeded(generators=generators(batches)):
         for batch in batches:
             empty = False
             yield batch
@@ -64,7 +64,7 @@ def passes(batches: Iterable[Any]) -> Iterator[Any]:
         )
 
 
-def _generators(batches: Iterable[Any]) -> list[torch.Generator]:
+def generators(batches: Iterable[Any]) -> list[torch.Generator]:
     """The random generators that a loader shuffles with, where it has its own."""
     sampler, batch_sampler = getattr(batches, "sampler", None), getattr(batches, "batch_sampler", 0)
     owners = (batches, sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
@@ -83,8 +83,8 @@ def check_batches(batches: Iterable[Any]) -> None:
         )
     if isinstance(batches, Iterator):
         raise InputError(
-            "batches: a generator can be read only once, and every split reads the batches "
-            "several times. Give a list, batches=list(batches), or a DataLoader."
+            "batches: a generator can be read only once, and these are read several times. Give a "
+            "list, batches=list(batches), or a DataLoader."
         )
 
 

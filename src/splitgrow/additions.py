@@ -1,0 +1,232 @@
+"""Growth by neurons that are not halves of a parent: new ones, noisy copies, fitted ones."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from splitgrow.methods import Grown, Growth, Method, Site, random_entries, shuffled
+from splitgrow.optimizer import carry_state, check_optimizer
+from splitgrow.plan import SplitPlan
+from splitgrow.select import Candidate
+from splitgrow.state import Undo, eval_mode
+from splitgrow.surgery import Regrowth, along, plan_regrowth, regrow
+from splitgrow.trial import largest_change, run
+from splitgrow.units import named_tensors
+from splitgrow.view import mean_loss, passes
+
+NOISE = 1e-2  # of net2net, relative to a tensor's root mean square
+FITTING_PASSES = 20  # of boosting over the batches, at most
+FITTING_RATE = 1e-2
+
+
+@dataclass(frozen=True)
+class Offspring:
+    """The grown tensors of a model, and in each the entries of the neurons that are new."""
+
+    model: nn.Module
+    plans: Mapping[str, Regrowth]
+    generator: torch.Generator
+
+    def tensors(self) -> Iterator[tuple[str, Tensor, Regrowth]]:
+        """Every tensor that grew."""
+        named = named_tensors(self.model)
+        for name, plan in self.plans.items():
+            yield name, named[name].data, plan
+
+    def renew(self) -> None:
+        """New neurons get weights as their layer would at the start; their parents stay whole.
+
+        Columns that read a new neuron are 0, so that it has no effect until it is trained.
+        """
+        for name, tensor, plan in self.tensors():
+            for _, slot, sign in plan.moves:
+                fresh = self._fresh(name, tensor)
+                tensor.copy_(torch.where(_at(sign == -1, slot.dim, tensor), fresh, tensor))
+            for dim, sign in plan.readers:
+                # A parent's columns were halved; a twin's are silenced.
+                factor = torch.tensor([0.0, 1.0, 2.0])[sign + 1]
+                tensor.mul_(along(factor, dim, tensor))
+
+    def disturb(self, size: float) -> None:
+        """The parameters of twins get noise, relative to the tensor's own scale."""
+        for _, tensor, plan in self.tensors():
+            for _, slot, sign in plan.moves:
+                noise = self._normal(tensor) * (size * tensor.square().mean().sqrt())
+                tensor.add_(noise * _at(sign == -1, slot.dim, tensor))
+
+    def masks(self) -> dict[str, Tensor]:
+        """By parameter, 1 for entries that are a new neuron's or read one, 0 for the others."""
+        found: dict[str, Tensor] = {}
+        for name, tensor, plan in self.tensors():
+            mask = torch.zeros_like(tensor, dtype=torch.bool)
+            for _, slot, sign in plan.moves:
+                mask |= _at(sign == -1, slot.dim, tensor)
+            for dim, sign in plan.readers:
+                mask |= _at(sign == -1, dim, tensor)
+            found[name] = mask.to(tensor.dtype)
+        return found
+
+    def _fresh(self, name: str, like: Tensor) -> Tensor:
+        """A tensor as its module would initialise it, or as spread out as it is now."""
+        path, _, own = name.rpartition(".")
+        layer = copy.deepcopy(self.model.get_submodule(path))
+        if callable(getattr(layer, "reset_parameters", None)):
+            seed = int(torch.randint(2**31, (), generator=self.generator))
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(seed)
+                layer.to("cpu").reset_parameters()  # type: ignore[operator]
+            return dict(layer.named_parameters())[own].detach().to(like)
+        return self._normal(like) * like.square().mean().sqrt()
+
+    def _normal(self, like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=self.generator).to(like)
+
+
+def _at(which: Tensor, dim: int, like: Tensor) -> Tensor:
+    """Entries along one dimension, shaped to broadcast."""
+    return along(which.to(torch.uint8), dim, like).bool()
+
+
+Inherit = Callable[[Mapping[str, Regrowth]], Mapping[str, Regrowth]]
+
+
+def _halved(plans: Mapping[str, Regrowth]) -> Mapping[str, Regrowth]:
+    """As after a split: parent and twin share the gradient."""
+    return plans
+
+
+def _afresh(plans: Mapping[str, Regrowth]) -> Mapping[str, Regrowth]:
+    """The parent keeps its state, and a new neuron starts with none."""
+
+    def factors(plan: Regrowth) -> list[tuple[int, Tensor]]:
+        signs = [(slot.dim, sign) for _, slot, sign in plan.moves] + plan.readers
+        return [(dim, torch.where(sign == -1, 0.0, 1.0)) for dim, sign in signs]
+
+    return {name: replace(plan, offspring=factors(plan)) for name, plan in plans.items()}
+
+
+def _grow_by(
+    site: Site, plan: SplitPlan, change: Callable[[Offspring], None], inherit: Inherit
+) -> Growth:
+    """Duplicate the neurons of a plan and change the twins; everything or nothing."""
+    model, example = site.model, plan.units.graph.example
+    plans = plan_regrowth(plan.units, plan.chosen)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    if site.optimizer is not None:
+        check_optimizer(site.optimizer, parameters, plans)
+    shapes = {name: tensor.shape for name, tensor in named_tensors(model).items() if name in plans}
+    loss, outputs = mean_loss(model, site.loss_fn, site.batches), run(model, example)
+    with Undo() as undo, torch.inference_mode(False), torch.no_grad():
+        regrow(model, plan.units, plans, undo)
+        change(Offspring(model, plans, site.generator))
+        parity = largest_change(outputs, run(model, example))
+        measured = mean_loss(model, site.loss_fn, site.batches) - loss
+        if site.optimizer is not None:
+            carry_state(site.optimizer, shapes, parameters, inherit(plans), undo)
+    return Growth(_twins(plan), measured, loss, parity)
+
+
+def _twins(plan: SplitPlan) -> tuple[Grown, ...]:
+    widths = {unit.name: unit.width for unit in plan.units}
+    return tuple(
+        Grown(entry.unit, None, widths[entry.unit] + plan.chosen[entry.unit].index(entry.neuron))
+        for entry in plan
+    )
+
+
+class _Anywhere(Method):
+    """Units chosen at random, in proportion to their widths."""
+
+    def rank(self, site: Site) -> dict[str, list[Candidate]]:
+        """At random."""
+        return shuffled(random_entries(site), site.generator)
+
+
+class NewNeuron(_Anywhere):
+    """New neurons with random weights and no effect at first, trained with the others."""
+
+    def carry_out(self, site: Site, plan: SplitPlan) -> Growth:
+        """Add them."""
+        return _grow_by(site, plan, Offspring.renew, _afresh)
+
+
+class Net2Net(_Anywhere):
+    """Random duplicates with a little noise (Chen et al. 2016)."""
+
+    def carry_out(self, site: Site, plan: SplitPlan) -> Growth:
+        """Duplicate the neurons, halve the columns that read them, disturb the duplicates."""
+        growth = _grow_by(site, plan, lambda offspring: offspring.disturb(NOISE), _halved)
+        pairs = zip(growth.neurons, plan, strict=True)
+        divided = tuple(Grown(g.unit, entry.neuron, g.twin) for g, entry in pairs)
+        return Growth(divided, growth.measured, growth.loss, growth.parity)
+
+
+class Boosting(_Anywhere):
+    """New neurons fitted greedily while all others are frozen (Frank-Wolfe).
+
+    The fit is done here, with Adam on the scoring batches and until it no longer helps; the
+    training that follows sees the whole net.
+    """
+
+    def carry_out(self, site: Site, plan: SplitPlan) -> Growth:
+        """Add them, fit them."""
+
+        def change(offspring: Offspring) -> None:
+            offspring.renew()
+            _silence_less(offspring)
+            _fit_alone(site, offspring.masks())
+
+        return _grow_by(site, plan, change, _afresh)
+
+
+def _silence_less(offspring: Offspring) -> None:
+    """Columns of new neurons a little off 0: with both sides at 0 there would be no gradient."""
+    for _, tensor, plan in offspring.tensors():
+        for dim, sign in plan.readers:
+            noise = offspring._normal(tensor) * (1e-3 * tensor.square().mean().sqrt())
+            tensor.add_(noise * _at(sign == -1, dim, tensor))
+
+
+def _fit_alone(site: Site, masks: Mapping[str, Tensor]) -> None:
+    """Adam on the entries that are 1 in the masks, no other one moves; the best pass is kept."""
+    named = named_tensors(site.model)
+    leaves = [(named[n], mask) for n, mask in masks.items() if isinstance(named[n], nn.Parameter)]
+    moments = [(torch.zeros_like(m), torch.zeros_like(m)) for _, m in leaves]
+    best, kept = mean_loss(site.model, site.loss_fn, site.batches), _copies(leaves)
+    step = 0
+    for _ in range(FITTING_PASSES):
+        with eval_mode(site.model), torch.enable_grad():
+            for batch in passes(site.batches):
+                step += 1
+                _step(site.loss_fn(site.model, batch), leaves, moments, step)
+        loss = mean_loss(site.model, site.loss_fn, site.batches)
+        if loss > best * (1 - 1e-3):
+            break
+        best, kept = loss, _copies(leaves)
+    for (parameter, _), value in zip(leaves, kept, strict=True):
+        parameter.data.copy_(value)
+
+
+def _copies(leaves: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter, _ in leaves]
+
+
+def _step(
+    loss: Tensor,
+    leaves: list[tuple[Tensor, Tensor]],
+    moments: list[tuple[Tensor, Tensor]],
+    step: int,
+) -> None:
+    gradients = torch.autograd.grad(loss, [p for p, _ in leaves], allow_unused=True)
+    with torch.no_grad():
+        for (p, mask), (first, second), g in zip(leaves, moments, gradients, strict=True):
+            if g is not None:
+                first.mul_(0.9).add_(g * mask, alpha=0.1)
+                second.mul_(0.99).add_((g * mask).square(), alpha=0.01)
+                size = (first / (1 - 0.9**step)) / ((second / (1 - 0.99**step)).sqrt() + 1e-8)
+                p.data.sub_(size * mask, alpha=FITTING_RATE)

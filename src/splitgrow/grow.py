@@ -1,0 +1,439 @@
+"""Grow: Algorithm 1 of the paper. Train, split the neurons that are stuck, and again."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from splitgrow.capture import ExampleInputs
+from splitgrow.checkpoint import load, load_optimizer
+from splitgrow.cost import CostModel
+from splitgrow.errors import InputError, Interrupted
+from splitgrow.history import Event, History, PhaseRecord, Split, lasting_names
+from splitgrow.methods import Growth, Method, Nothing, Site, method_named
+from splitgrow.phase import Phase, check_seed
+from splitgrow.policy import Budget, Policy
+from splitgrow.runs import RunFolder, Saved
+from splitgrow.state import eval_mode, seeded
+from splitgrow.tap import LossFn
+from splitgrow.units import Units, find_units
+from splitgrow.view import check_batches, first_call, mean_loss
+from splitgrow.watch import Everyone, Watcher
+
+Train = Callable[[nn.Module, Phase], object]
+Evaluate = Callable[[nn.Module], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A grown model and how it came about.
+
+    Attributes:
+        model: the model that was given, grown in place and trained.
+        history: every phase, every split, every neuron's descent.
+        run_dir: where the checkpoints are, if anywhere.
+    """
+
+    model: nn.Module
+    history: History
+    run_dir: Path | None
+
+    @property
+    def stopped(self) -> str:
+        """Why the run ended; see :class:`splitgrow.History`."""
+        return self.history.stopped or ""
+
+    def __str__(self) -> str:
+        from splitgrow.show import history_table
+
+        return history_table(self.history)
+
+
+def grow(
+    model: nn.Module,
+    *,
+    train: Train,
+    loss_fn: LossFn,
+    batches: Iterable[Any],
+    example_inputs: ExampleInputs | None = None,
+    evaluate: Evaluate | None = None,
+    policy: Policy = Policy(),  # noqa: B008  (frozen)
+    until: Budget = Budget(),  # noqa: B008  (frozen)
+    method: str | Method = "splitting",
+    exclude: Iterable[str] = (),
+    run_dir: str | Path | None = None,
+    resume: bool = False,
+    seed: int = 0,
+    watch: Sequence[Watcher] = (),
+) -> Result:
+    """Train and split in turn, in place, until the budget is spent or nothing is left to split.
+
+    Every phase trains, evaluates and splits; the last one does not split. The same seed gives the
+    same net, bit for bit on one machine, whether or not the run was interrupted in between.
+
+    Args:
+        model: the seed, a small net. On an error it is left as the last completed step made it.
+        train: ``train(model, phase)`` trains the model as you like, :class:`splitgrow.Trainer` for
+            those who have nothing of their own. An optimizer assigned to ``phase.optimizer`` is
+            carried along. What it reports with ``phase.log(loss)`` becomes the curve.
+        loss_fn: ``loss_fn(model, batch)`` gives the mean loss of a batch.
+        batches: what to score neurons and to search the step on: a list or a loader.
+        example_inputs: as for :func:`splitgrow.find_units`; left out, they are taken from the
+            first batch.
+        evaluate: ``evaluate(model)`` gives metrics by name, in eval mode and without gradients.
+        policy: how much is split in a phase, and which neurons come first.
+        until: when to end. Budgets of parameters and MACs are never exceeded.
+        method: ``"splitting"``, or one of the baselines ``"random"``, ``"random-neuron"``,
+            ``"new"``, ``"net2net"``, ``"boosting"``; or a :class:`Method` of your own.
+        exclude: names of units to leave alone.
+        run_dir: keep a checkpoint after every training and every split here.
+        resume: go on with the run that is in ``run_dir``, if there is one.
+        seed: of everything random in the run.
+        watch: told what happens, as it happens.
+
+    Raises:
+        Interrupted: Ctrl-C was pressed. The run ends after the current batch, and what is in
+            ``run_dir`` goes up to the last whole phase.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
+    for name, function in (("train", train), ("loss_fn", loss_fn)):
+        if not callable(function):
+            raise InputError(f"{name}: expected a function, got {type(function).__name__}.")
+    check_batches(batches)
+    if resume and run_dir is None:
+        raise InputError("resume: there is nothing to resume from without run_dir=.")
+    if policy.after == "retrain":
+        _check_resettable(model)
+    if example_inputs is None:
+        call = first_call(model, loss_fn, batches)
+        example_inputs = call.args or call.bound_to(model).kwargs
+    folder = None if run_dir is None else RunFolder(Path(run_dir))
+    run = _Run(
+        model, train, loss_fn, batches, example_inputs, evaluate, policy, until,
+        method_named(method) if isinstance(method, str) else method, tuple(exclude), folder,
+        check_seed(seed), Everyone(list(watch)),
+        method if isinstance(method, str) else type(method).__name__,
+    )  # fmt: skip
+    return run.perform(resume=resume)
+
+
+@dataclass
+class _Run:
+    """One call of grow: its arguments, and where it stands."""
+
+    model: nn.Module
+    train: Train
+    loss_fn: LossFn
+    batches: Iterable[Any]
+    example: ExampleInputs
+    evaluate: Evaluate | None
+    policy: Policy
+    until: Budget
+    method: Method
+    exclude: tuple[str, ...]
+    folder: RunFolder | None
+    seed: int
+    watcher: Watcher
+    method_name: str
+    history: History = field(init=False)
+    optimizer: Optimizer | None = None
+    restore: Callable[[Optimizer], None] | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        name = "run" if self.folder is None else self.folder.path.name
+        self.history = History(name, self.method_name, self.seed)
+
+    # ---- the loop -----------------------------------------------------------------------------
+
+    def perform(self, *, resume: bool) -> Result:
+        """All phases that are still to be done."""
+        trained = self._open(resume=resume)
+        units = self._find_units()
+        self.until.check_seed(CostModel(units).total())
+        self._begin_lines(units)
+        with _flag_on_interrupt(self.stop):
+            if not trained:
+                units = self._train_and_save()
+            while not self._is_over() and self._grow_and_save(units):
+                units = self._train_and_save()
+        self.watcher.on_end(self.history)
+        return Result(self.model, self.history, None if self.folder is None else self.folder.path)
+
+    def _is_over(self) -> bool:
+        record = self.history.phases[-1]
+        self.history.stopped = self.until.reached(record.phase, record.metrics)
+        return self.history.stopped is not None
+
+    def _train_and_save(self) -> Units:
+        """A phase up to its split; the units of the trained net."""
+        record, units = self._train_phase()
+        self.history.phases.append(record)
+        self.history.stopped = self.until.reached(record.phase, record.metrics)
+        self._save(grown=False)
+        self.watcher.on_trained(record, self.history)
+        self._check_stop()
+        return units
+
+    def _grow_and_save(self, units: Units) -> bool:
+        """The split of the last phase; False where there is nothing to split."""
+        number = self.history.phases[-1].phase
+        self.watcher.on_stage(number, "score")
+        with seeded(_seed_of(self.seed, number, "split")):
+            growth = self.method.grow(self._site(units, number))
+        if isinstance(growth, Nothing):
+            self._note_end(growth)
+            return False
+        self._note(growth, units)
+        self._start_afresh(number)
+        self._save(grown=True)
+        self.watcher.on_grown(self.history.phases[-1], self.history)
+        self._check_stop()
+        return True
+
+    def _site(self, units: Units, number: int) -> Site:
+        count = self.policy.how_many(sum(unit.width for unit in units))
+        generator = torch.Generator().manual_seed(_seed_of(self.seed, number, "method"))
+        return Site(
+            self.model, units, self.loss_fn, self.batches, self.policy,
+            self.until.left(CostModel(units).total(), count), self.optimizer, generator,
+        )  # fmt: skip
+
+    # ---- one phase ----------------------------------------------------------------------------
+
+    def _train_phase(self) -> tuple[PhaseRecord, Units]:
+        number = len(self.history.phases)
+        phase = Phase(
+            number, seed=_seed_of(self.seed, number, "train"),
+            first_iteration=self.history.iterations, optimizer=self.optimizer,
+            restore=self.restore, listener=_Told(self.watcher, self.stop), stop=self.stop,
+        )  # fmt: skip
+        clock = _Clock()
+        self.watcher.on_stage(number, "train")
+        with seeded(phase.seed), clock.time("train"):
+            self.train(self.model, phase)
+        self.optimizer, self.restore = phase.optimizer, None
+        self._check_stop()
+        self.watcher.on_stage(number, "evaluate")
+        with clock.time("evaluate"):
+            loss = mean_loss(self.model, self.loss_fn, self.batches)
+            metrics = self._metrics(number)
+        units = self._find_units()
+        cost, names = CostModel(units).total(), lasting_names(units)
+        record = PhaseRecord(
+            number, cost.params, cost.macs, {names[unit.name]: unit.width for unit in units},
+            loss, metrics, dict(clock.seconds), tuple(phase.curve), phase.iterations,
+        )  # fmt: skip
+        return record, units
+
+    def _metrics(self, number: int) -> dict[str, float]:
+        if self.evaluate is None:
+            return {}
+        seed = _seed_of(self.seed, number, "evaluate")
+        with eval_mode(self.model), seeded(seed), torch.no_grad():
+            found = self.evaluate(self.model)
+        return _checked_metrics(found)
+
+    def _find_units(self) -> Units:
+        units = find_units(self.model, self.example, exclude=self.exclude)
+        if not len(units):
+            raise InputError(f"model: nothing in it can be split.\n{units}")
+        return units
+
+    def _start_afresh(self, number: int) -> None:
+        """Fresh weights for the grown net, where the policy says so."""
+        if self.policy.after == "retrain":
+            with seeded(_seed_of(self.seed, number, "retrain")), torch.no_grad():
+                _reset(self.model)
+            if self.optimizer is not None:
+                self.optimizer.state.clear()
+
+    # ---- the record ---------------------------------------------------------------------------
+
+    def _begin_lines(self, units: Units) -> None:
+        names = lasting_names(units)
+        for unit in units:
+            self.history.begin(names[unit.name], unit.width, len(self.history.phases))
+
+    def _note(self, growth: Growth, units: Units) -> None:
+        """Write a growth into the last phase's record and into the neurons' lines."""
+        record, names = self.history.phases[-1], lasting_names(units)
+        self._begin_lines(units)
+        events = []
+        for grown in growth.neurons:
+            unit, parent = names[grown.unit], None
+            if grown.neuron is None:
+                children: tuple[int, ...] = (self.history.add(unit, grown.twin, record.phase),)
+            else:
+                parent, children = self.history.divide(unit, grown.neuron, grown.twin, record.phase)
+            events.append(Event(unit, parent, children, grown.lambda_, grown.step, grown.predicted))
+        known = growth.loss is not None and growth.measured is not None
+        after = growth.loss + growth.measured if known else None  # type: ignore[operator]
+        split = Split(
+            growth.step, growth.relative, growth.predicted, growth.measured, growth.loss, after,
+            growth.parity, tuple(events),
+        )  # fmt: skip
+        seconds = {**record.seconds, "score": growth.score_seconds, "split": growth.split_seconds}
+        self.history.phases[-1] = replace(record, split=split, seconds=seconds)
+
+    def _note_end(self, nothing: Nothing) -> None:
+        record = self.history.phases[-1]
+        self.history.stopped = nothing.reason
+        seconds = {**record.seconds, "score": nothing.score_seconds}
+        self.history.phases[-1] = replace(record, seconds=seconds)
+        self._save(grown=False)
+
+    # ---- the folder ---------------------------------------------------------------------------
+
+    def _open(self, *, resume: bool) -> bool:
+        """Load where a run in the folder stands; is its last phase trained, but not split?"""
+        if self.folder is None:
+            return False
+        settings = {"name": self.history.name, "method": self.method_name, "seed": self.seed,
+                    "policy": asdict(self.policy), "until": asdict(self.until),
+                    "exclude": list(self.exclude)}  # fmt: skip
+        saved = self.folder.begin(settings, resume=resume)
+        last = self._newest_usable(saved)
+        if last is None:
+            return False
+        self.history = last.history()
+        load(self.model, last.model)
+        if last.optimizer is not None:
+            self.restore = partial(load_optimizer, path=last.optimizer)
+        return not last.grown
+
+    def _newest_usable(self, saved: list[Saved]) -> Saved | None:
+        """The checkpoint to go on from.
+
+        A trained net whose optimizer is yet to be carried through a split cannot be: only train()
+        can make that optimizer. Its phase is trained once more, unless the run is over there.
+        """
+        for candidate in reversed(saved):
+            if candidate.grown or candidate.optimizer is None:
+                return candidate
+            history = candidate.history()
+            record = history.phases[-1]
+            ended = history.stopped not in (None, "phases", "metric")
+            if ended or self.until.reached(record.phase, record.metrics) is not None:
+                return candidate
+        return None
+
+    def _save(self, *, grown: bool) -> None:
+        if self.folder is not None:
+            self.folder.save(self.model, self.optimizer, self.history, grown=grown)
+
+    def _check_stop(self) -> None:
+        if not self.stop.is_set():
+            return
+        where = None if self.folder is None else self.folder.path
+        if where is None:
+            raise Interrupted("stopped. Without run_dir= nothing was kept to resume from.", None)
+        raise Interrupted(
+            f"stopped. {where} holds the run up to its last whole phase; resume=True, or --resume "
+            "on the command line, goes on from there.",
+            where,
+        )
+
+
+class _Told(Watcher):
+    """Passes a phase's reports on; ends a training loop that does not look at should_stop."""
+
+    def __init__(self, watcher: Watcher, stop: threading.Event) -> None:
+        self._watcher, self._stop = watcher, stop
+        self._warned = False
+
+    def on_iteration(self, phase: Phase, iteration: int, loss: float) -> None:
+        """Pass it on; the second report after Ctrl-C is one too many."""
+        self._watcher.on_iteration(phase, iteration, loss)
+        if self._warned:
+            raise KeyboardInterrupt
+        self._warned = self._stop.is_set()
+
+    def on_progress(self, phase: Phase, done: int, total: int) -> None:
+        """Pass it on."""
+        self._watcher.on_progress(phase, done, total)
+
+
+class _Clock:
+    """Seconds spent, by what they were spent on."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def time(self, what: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[what] = time.perf_counter() - start
+
+
+@contextmanager
+def _flag_on_interrupt(stop: threading.Event) -> Iterator[None]:
+    """The first Ctrl-C sets the flag, the second one interrupts at once."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def handle(*_: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _seed_of(seed: int, phase: int, stage: str) -> int:
+    """A seed of its own for each stage of each phase, so that a resumed run repeats it."""
+    digest = hashlib.sha256(f"{seed}/{phase}/{stage}".encode()).digest()
+    return int.from_bytes(digest[:4], "big")
+
+
+def _checked_metrics(found: Any) -> dict[str, float]:
+    try:
+        metrics = {str(name): float(value) for name, value in found.items()}
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"evaluate: expected a dict of numbers by name, got {found!r}. Return for example "
+            '{"accuracy": 0.93}.'
+        ) from error
+    return {name: float("nan") if isnan(value) else value for name, value in metrics.items()}
+
+
+def _check_resettable(model: nn.Module) -> None:
+    """Can every parameter be drawn anew?"""
+    stuck = [
+        f"{path or 'the model itself'} ({type(module).__name__})"
+        for path, module in model.named_modules()
+        if next(module.parameters(recurse=False), None) is not None
+        and not callable(getattr(module, "reset_parameters", None))
+    ]
+    if stuck:
+        raise InputError(
+            'policy: after="retrain" needs a reset_parameters() on every module that has '
+            f"parameters; missing on {', '.join(stuck[:5])}{', ...' if len(stuck) > 5 else ''}."
+        )
+
+
+def _reset(model: nn.Module) -> None:
+    for module in model.modules():
+        if callable(getattr(module, "reset_parameters", None)):
+            module.reset_parameters()  # type: ignore[operator]

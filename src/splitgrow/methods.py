@@ -1,0 +1,233 @@
+"""Ways to grow a net by some neurons, behind one interface, so that they compare on equal terms.
+
+A method ranks the neurons it would grow and carries the growth out. How many neurons and at what
+cost is not its business: the same policy and the same budget choose among the ranked ones.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from splitgrow.errors import InputError, SplitRefused
+from splitgrow.plan import Entry, SplitPlan
+from splitgrow.policy import Policy
+from splitgrow.score import Scores, score
+from splitgrow.select import Candidate, Limits, candidates, choose
+from splitgrow.split import Receipt, split
+from splitgrow.tap import LossFn
+from splitgrow.units import Units, named_tensors
+
+# Where no step lowers the loss, a baseline takes this one, relative to the neurons' mean length.
+SMALL_STEP = 1e-3
+
+
+@dataclass(frozen=True)
+class Site:
+    """The net to grow, the data to judge it by, and the limits to keep."""
+
+    model: nn.Module
+    units: Units
+    loss_fn: LossFn
+    batches: Iterable[Any]
+    policy: Policy
+    limits: Limits
+    optimizer: Optimizer | None = None
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
+
+
+@dataclass(frozen=True)
+class Grown:
+    """A neuron that was divided into ``neuron`` and ``twin``, or a new one, ``twin`` alone."""
+
+    unit: str
+    neuron: int | None
+    twin: int
+    lambda_: float | None = None
+    step: float | None = None
+
+    @property
+    def predicted(self) -> float | None:
+        """The change of the loss that theory expects of it."""
+        if self.lambda_ is None or self.step is None:
+            return None
+        return self.step**2 * self.lambda_ / 2
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What a method did; see :class:`splitgrow.history.Split`."""
+
+    neurons: tuple[Grown, ...]
+    measured: float | None
+    loss: float | None
+    parity: float
+    step: float | None = None
+    relative: bool = True
+    predicted: float | None = None
+    score_seconds: float = 0.0
+    split_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """Why nothing was grown: ``"stable"``, ``"params"`` or ``"macs"``, or ``"refused"``."""
+
+    reason: str
+    score_seconds: float = 0.0
+
+
+class Method(ABC):
+    """One way to grow."""
+
+    @abstractmethod
+    def rank(self, site: Site) -> dict[str, list[Candidate]]:
+        """By unit, the neurons that may grow, the best first."""
+
+    @abstractmethod
+    def carry_out(self, site: Site, plan: SplitPlan) -> Growth:
+        """Grow the neurons of a plan in place, or raise and leave everything as it was."""
+
+    def grow(self, site: Site) -> Growth | Nothing:
+        """Grow the best neurons that the limits allow."""
+        start = time.perf_counter()
+        ranked = self.rank(site)
+        any_left = any(ranked.values())
+        plan = choose(site.units, ranked, site.limits, site.policy.caps)
+        scored = time.perf_counter()
+        if not len(plan):
+            return Nothing(_full(site.limits) if any_left else "stable", scored - start)
+        try:
+            growth = self.carry_out(site, plan)
+        except SplitRefused:
+            return Nothing("refused", scored - start)
+        done = time.perf_counter()
+        return replace(growth, score_seconds=scored - start, split_seconds=done - scored)
+
+
+def _full(limits: Limits) -> str:
+    """The budget that leaves no room for a single neuron."""
+    return "params" if limits.params is not None else "macs"
+
+
+class Splitting(Method):
+    """The neurons with the most negative splitting index, along their splitting gradients."""
+
+    def rank(self, site: Site) -> dict[str, list[Candidate]]:
+        """By splitting index, as the policy compares them."""
+        policy = site.policy
+        return candidates(_scores(site), policy.threshold, policy.rank)
+
+    def carry_out(self, site: Site, plan: SplitPlan) -> Growth:
+        """Split with the step that lowers the loss most; refused where none does."""
+        receipt = split(
+            site.model, plan, step=site.policy.step, optimizer=site.optimizer,
+            loss_fn=site.loss_fn, batches=site.batches,
+        )  # fmt: skip
+        return _from_receipt(receipt, relative=site.policy.step is None, known=True)
+
+
+class RandomNeuron(Method):
+    """Any neurons, each along its own splitting gradient."""
+
+    def rank(self, site: Site) -> dict[str, list[Candidate]]:
+        """At random."""
+        found = _scores(site)
+        entries = [
+            Entry(
+                name, k, float(scores.values[k]), scores.vectors[k].cpu(), float(scores.scales[k])
+            )
+            for name, scores in found.items()
+            for k in range(len(scores.values))
+        ]
+        return shuffled(entries, site.generator)
+
+    def carry_out(self, site: Site, plan: SplitPlan) -> Growth:
+        """Split with the best step; with a small one where none lowers the loss."""
+        return _split_anyway(site, plan, known=True)
+
+
+class RandomSplit(Method):
+    """Any neurons, each along any direction."""
+
+    def rank(self, site: Site) -> dict[str, list[Candidate]]:
+        """At random."""
+        return shuffled(random_entries(site), site.generator)
+
+    def carry_out(self, site: Site, plan: SplitPlan) -> Growth:
+        """Split with the best step; with a small one where none lowers the loss."""
+        return _split_anyway(site, plan, known=False)
+
+
+def _scores(site: Site) -> Scores:
+    return score(
+        site.model, site.loss_fn, site.batches, units=site.units, steps=site.policy.lanczos
+    )
+
+
+def random_entries(site: Site) -> list[Entry]:
+    """Every neuron with a random direction; its index is not known, and stands at 0."""
+    tensors = named_tensors(site.model)
+    entries: list[Entry] = []
+    for unit in site.units:
+        scales = unit.vectors(tensors).detach().norm(dim=1).tolist()
+        drawn = torch.randn(unit.width, unit.size, generator=site.generator)
+        directions = drawn / drawn.norm(dim=1, keepdim=True)
+        entries += [Entry(unit.name, k, 0.0, directions[k], s) for k, s in enumerate(scales)]
+    return entries
+
+
+def shuffled(entries: list[Entry], generator: torch.Generator) -> dict[str, list[Candidate]]:
+    """Entries in random order, as candidates by unit."""
+    gains: Tensor = torch.rand(len(entries), generator=generator, dtype=torch.float64)
+    ranked: dict[str, list[Candidate]] = {entry.unit: [] for entry in entries}
+    for gain, entry in sorted(zip(gains.tolist(), entries, strict=True), key=lambda pair: -pair[0]):
+        ranked[entry.unit].append(Candidate(gain, entry))
+    return ranked
+
+
+def _split_anyway(site: Site, plan: SplitPlan, *, known: bool) -> Growth:
+    """A baseline grows in any case: where the search refuses, by a small fixed step."""
+    data = {"optimizer": site.optimizer, "loss_fn": site.loss_fn, "batches": site.batches}
+    step = site.policy.step
+    try:
+        receipt = split(site.model, plan, step=step, **data)  # type: ignore[arg-type]
+    except SplitRefused:
+        step = SMALL_STEP * (sum(entry.scale for entry in plan) / len(plan) or 1.0)
+        receipt = split(site.model, plan, step=step, **data)  # type: ignore[arg-type]
+    return _from_receipt(receipt, relative=step is None, known=known)
+
+
+def _from_receipt(receipt: Receipt, *, relative: bool, known: bool) -> Growth:
+    """``known``: are the indexes in the plan those of the directions?"""
+    neurons = tuple(
+        Grown(o.unit, o.neuron, o.twin, o.lambda_ if known else None, o.step)
+        for o in receipt.offspring
+    )
+    return Growth(
+        neurons, receipt.measured, receipt.loss, receipt.parity,
+        step=receipt.step, relative=relative, predicted=receipt.predicted if known else None,
+    )  # fmt: skip
+
+
+def method_named(name: str) -> Method:
+    """A method by its name, one of ``METHODS``."""
+    from splitgrow.additions import Boosting, Net2Net, NewNeuron
+
+    made: dict[str, type[Method]] = dict(
+        zip(METHODS, (Splitting, RandomSplit, RandomNeuron, NewNeuron, Net2Net, Boosting),
+            strict=True)
+    )  # fmt: skip
+    if name not in made:
+        raise InputError(f"method: expected one of {', '.join(METHODS)}, got {name!r}.")
+    return made[name]()
+
+
+METHODS = ("splitting", "random", "random-neuron", "new", "net2net", "boosting")
