@@ -97,13 +97,16 @@ class FakeRun:
         }
 
     def write(self, root: Path, directory: str | None = None) -> Path:
-        """Write the run under a root, as growing does: one history for each phase."""
+        """Write the run under a root, as growing does: a history before and after each split."""
         run = root / (directory or self.name)
         history = self.history()
         for number in range(self.phases):
             stopped = self.stopped if number == self.phases - 1 else None
             part = {**history, "phases": history["phases"][: number + 1], "stopped": stopped}
-            write_history(run, part, number)
+            *before, newest = part["phases"]
+            write_history(run, {**part, "phases": [*before, {**newest, "split": None}]}, number)
+            if newest["split"]:
+                write_history(run, part, number, "-grown")
         settings = {"method": self.method, "seed": self.seed, "status": "finished"}
         policy = {"fraction": self.fraction, "threshold": 0.0}
         text = json.dumps({**settings, "policy": policy, "versions": {"splitgrow": "0.1.0"}})
@@ -111,9 +114,9 @@ class FakeRun:
         return run
 
 
-def write_history(run: Path, history: Json, number: int = 0) -> Path:
+def write_history(run: Path, history: Json, number: int = 0, suffix: str = "") -> Path:
     """Write one phase of a run."""
-    phase = run / f"phase-{number:04d}"
+    phase = run / f"phase-{number:04d}{suffix}"
     phase.mkdir(parents=True, exist_ok=True)
     (phase / "history.json").write_text(json.dumps(history))
     return run

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -53,6 +54,14 @@ def test_the_newest_whole_phase_is_read(tmp_path: Path) -> None:
     (run / "phase-0013").mkdir()  # no history in it
     assert [p.number for p in read_run(run).phases] == list(range(12))
     assert read_run(run).stopped == "params"
+
+
+def test_what_a_split_made_is_newer_than_what_it_split(tmp_path: Path) -> None:
+    run = FakeRun(phases=3).write(tmp_path)
+    shutil.rmtree(run / "phase-0002")  # it was interrupted in the training of phase 2
+    assert [len(read_run(run).phases), len(read_run(run).splits)] == [2, 2]
+    shutil.rmtree(run / "phase-0001-grown")
+    assert [len(read_run(run).phases), len(read_run(run).splits)] == [2, 1]
 
 
 def test_phases_are_ordered_by_number_not_by_name(tmp_path: Path) -> None:
@@ -265,6 +274,14 @@ def test_the_first_title_counts_the_splits(
     assert loss_figure([read(tmp_path, phases=[*phases, phase(9)])]).finding == finding
 
 
+def test_the_first_title_counts_the_splits_of_each_run(run: Run, tmp_path: Path) -> None:
+    rose = read(tmp_path, phases=[phase(split=split(measured=0.1)), phase(1, split=split())])
+    assert loss_figure([run, rose]).finding == (
+        "Splits that lowered the loss: mine 5 of 5, bare 1 of 2"
+    )
+    assert loss_figure([run, rose] * 3).finding == "The loss fell at 18 of 21 splits"
+
+
 # --- figure 2: widths ---------------------------------------------------------------------
 
 
@@ -278,7 +295,7 @@ def test_every_layer_has_its_width_in_every_phase(tmp_path: Path) -> None:
     finding, layers = widths(tmp_path, {"b": 4, "a": 2}, {"b": 5, "a": 7, "late": 1})
     assert layers == {"b": (4, 5), "a": (2, 7), "late": (None, 1)}
     assert list(layers) == ["b", "a", "late"], "the order of the model, not of the alphabet"
-    assert finding == "a grew the most: from 2 to 7 neurons"
+    assert finding == "Layer a grew the most: from 2 to 7 neurons"
 
 
 @pytest.mark.parametrize(
@@ -286,11 +303,12 @@ def test_every_layer_has_its_width_in_every_phase(tmp_path: Path) -> None:
     [
         ([{}], "No layer can grow"),
         ([{"a": 2}, {"a": 2}], "No layer has grown yet"),
-        ([{"a": 2}, {"a": 3}], "a grew from 2 to 3 neurons"),
+        ([{"a": 2}, {"a": 3}], "Layer a grew from 2 to 3 neurons"),
         (
             [{"a": 2, "b": 5, "c": 1}, {"a": 4, "b": 7, "c": 1}],
             "2 of 3 layers grew the most: by 2 neurons each",
         ),
+        ([{"a": 2, "b": 5}, {"a": 3, "b": 6}], "All 2 layers grew by 1 neuron"),
     ],
 )
 def test_the_second_title_names_what_grew(
@@ -323,7 +341,7 @@ def test_children_lie_beside_each_other_and_parents_between_them(tmp_path: Path)
     assert placed == {3: 0.0, 4: 1.0, 2: 2.0, 1: 0.5, 0: 1.25}
     root = family.nodes[0]
     assert (root.children, root.lambda_, root.step, root.predicted) == ((1, 2), -3.0, 0.1, -0.2)
-    assert tree.finding == "fc: 1 neuron became 3"
+    assert tree.finding == "Layer fc: 1 neuron became 3"
 
 
 def test_neurons_that_never_split_are_counted_by_their_phase(tmp_path: Path) -> None:
@@ -332,12 +350,15 @@ def test_neurons_that_never_split_are_counted_by_their_phase(tmp_path: Path) -> 
     tree = one_tree(tmp_path, neurons)
     assert tree.families == ()
     assert [(q.born, q.count) for q in tree.quiet] == [(0, 100), (3, 2)]
-    assert tree.finding == "fc: 100 neurons became 102, 2 of them added anew"
+    assert tree.finding == "Layer fc: 100 neurons became 102, 2 of them added anew"
     assert tree.phases == 4
 
 
 def test_nothing_split_is_said(tmp_path: Path) -> None:
-    assert one_tree(tmp_path, [neuron(0, None, 0, None)]).finding == "fc: 1 neuron, none split yet"
+    assert (
+        one_tree(tmp_path, [neuron(0, None, 0, None)]).finding
+        == "Layer fc: 1 neuron, none split yet"
+    )
 
 
 def test_the_largest_families_come_first(run: Run) -> None:

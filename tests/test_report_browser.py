@@ -164,6 +164,14 @@ def test_no_letter_is_cut_off_or_covered(
     assert ask(tab, "clashes") == []
 
 
+def test_long_names_of_layers_are_told_apart_on_a_phone(tab: chromium.Page, tmp_path: Path) -> None:
+    show(tab, wide(tmp_path), PHONE)
+    names = ask(tab, "texts", "#fig-widths text.name[text-anchor=end]")
+    assert len(names) == 16
+    assert names[3] == "…3…"
+    assert len(set(names)) == 16
+
+
 @pytest.mark.parametrize("make", [several, bare, many])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_everything_can_be_read_in_both_schemes(
@@ -273,7 +281,7 @@ def test_any_layer_can_be_chosen(tab: chromium.Page, tmp_path: Path) -> None:
     show(tab, one(tmp_path), DESKTOP)
     for unit in ("features.0", "features.6"):
         ask(tab, "choose", "fig-lineage", "Layer", unit)
-        assert heading(tab, "fig-lineage").startswith(f"{unit}: ")
+        assert heading(tab, "fig-lineage").startswith(f"Layer {unit}: ")
 
 
 def test_hundreds_of_neurons_stay_legible(tab: chromium.Page, tmp_path: Path) -> None:

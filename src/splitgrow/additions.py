@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
 import torch
 from torch import Tensor, nn
@@ -44,13 +45,13 @@ class Offspring:
         Columns that read a new neuron are 0, so that it has no effect until it is trained.
         """
         for name, tensor, plan in self.tensors():
+            for dim, sign in plan.readers:  # a parent's columns were halved
+                tensor.mul_(along(torch.where(sign == 1, 2.0, 1.0), dim, tensor))
             for _, slot, sign in plan.moves:
                 fresh = self._fresh(name, tensor)
                 tensor.copy_(torch.where(_at(sign == -1, slot.dim, tensor), fresh, tensor))
             for dim, sign in plan.readers:
-                # A parent's columns were halved; a twin's are silenced.
-                factor = torch.tensor([0.0, 1.0, 2.0])[sign + 1]
-                tensor.mul_(along(factor, dim, tensor))
+                tensor.masked_fill_(_at(sign == -1, dim, tensor), 0)
 
     def disturb(self, size: float) -> None:
         """The parameters of twins get noise, relative to the tensor's own scale."""
@@ -178,41 +179,56 @@ class Boosting(_Anywhere):
 
         def change(offspring: Offspring) -> None:
             offspring.renew()
-            _silence_less(offspring)
-            _fit_alone(site, offspring.masks())
+            _fit_alone(site, offspring)
 
         return _grow_by(site, plan, change, _afresh)
 
 
-def _silence_less(offspring: Offspring) -> None:
+def _silence_less(offspring: Offspring, trainable: Collection[str]) -> None:
     """Columns of new neurons a little off 0: with both sides at 0 there would be no gradient."""
-    for _, tensor, plan in offspring.tensors():
-        for dim, sign in plan.readers:
+    for name, tensor, plan in offspring.tensors():
+        for dim, sign in plan.readers if name in trainable else ():
             noise = offspring._normal(tensor) * (1e-3 * tensor.square().mean().sqrt())
             tensor.add_(noise * _at(sign == -1, dim, tensor))
 
 
-def _fit_alone(site: Site, masks: Mapping[str, Tensor]) -> None:
-    """Adam on the entries that are 1 in the masks, no other one moves; the best pass is kept."""
-    named = named_tensors(site.model)
-    leaves = [(named[n], mask) for n, mask in masks.items() if isinstance(named[n], nn.Parameter)]
+def _fit_alone(site: Site, offspring: Offspring) -> None:
+    """Adam on the entries of new neurons, no other one moves; the best pass is kept.
+
+    Where no pass is better than neurons without effect, they stay without.
+    """
+    named, masks = named_tensors(site.model), offspring.masks()
+    leaves = {name: (named[name], mask) for name, mask in masks.items() if _is_trained(named[name])}
+    best, kept = mean_loss(site.model, site.loss_fn, site.batches), _copies(leaves.values())
+    _silence_less(offspring, leaves)
+    last = inf
+    for loss in _fitting(site, list(leaves.values())):
+        if loss < best:
+            best, kept = loss, _copies(leaves.values())
+        if last - loss < 1e-3 * abs(last):
+            break
+        last = loss
+    for (parameter, _), value in zip(leaves.values(), kept, strict=True):
+        parameter.data.copy_(value)
+
+
+def _is_trained(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) and tensor.requires_grad
+
+
+def _fitting(site: Site, leaves: list[tuple[Tensor, Tensor]]) -> Iterator[float]:
+    """The mean loss after each pass over the batches."""
     moments = [(torch.zeros_like(m), torch.zeros_like(m)) for _, m in leaves]
-    best, kept = mean_loss(site.model, site.loss_fn, site.batches), _copies(leaves)
     step = 0
     for _ in range(FITTING_PASSES):
         with eval_mode(site.model), torch.enable_grad():
             for batch in passes(site.batches):
                 step += 1
                 _step(site.loss_fn(site.model, batch), leaves, moments, step)
-        loss = mean_loss(site.model, site.loss_fn, site.batches)
-        if loss > best * (1 - 1e-3):
-            break
-        best, kept = loss, _copies(leaves)
-    for (parameter, _), value in zip(leaves, kept, strict=True):
-        parameter.data.copy_(value)
+        yield mean_loss(site.model, site.loss_fn, site.batches)
 
 
-def _copies(leaves: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+def _copies(leaves: Iterable[tuple[Tensor, Tensor]]) -> list[Tensor]:
     return [parameter.detach().clone() for parameter, _ in leaves]
 
 

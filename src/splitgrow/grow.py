@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from math import isnan
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from splitgrow.capture import ExampleInputs
+from splitgrow.capture import Call, ExampleInputs
 from splitgrow.checkpoint import load, load_optimizer
 from splitgrow.cost import CostModel
 from splitgrow.errors import InputError, Interrupted
@@ -29,7 +29,7 @@ from splitgrow.policy import Budget, Policy
 from splitgrow.runs import RunFolder, Saved
 from splitgrow.state import eval_mode, seeded
 from splitgrow.tap import LossFn
-from splitgrow.units import Units, find_units
+from splitgrow.units import Units, _without, find_units
 from splitgrow.view import check_batches, first_call, mean_loss
 from splitgrow.watch import Everyone, Watcher
 
@@ -114,21 +114,37 @@ def grow(
         if not callable(function):
             raise InputError(f"{name}: expected a function, got {type(function).__name__}.")
     check_batches(batches)
+    _check_settings(policy, until, method, evaluate)
     if resume and run_dir is None:
         raise InputError("resume: there is nothing to resume from without run_dir=.")
     if policy.after == "retrain":
         _check_resettable(model)
-    if example_inputs is None:
-        call = first_call(model, loss_fn, batches)
-        example_inputs = call.args or call.bound_to(model).kwargs
+    call = first_call(model, loss_fn, batches) if example_inputs is None else None
     folder = None if run_dir is None else RunFolder(Path(run_dir))
     run = _Run(
-        model, train, loss_fn, batches, example_inputs, evaluate, policy, until,
-        method_named(method) if isinstance(method, str) else method, tuple(exclude), folder,
+        model, train, loss_fn, batches, Call.from_example(call or example_inputs), evaluate,
+        policy, until, method_named(method) if isinstance(method, str) else method,
+        (exclude,) if isinstance(exclude, str) else tuple(exclude), folder,
         check_seed(seed), Everyone(list(watch)),
         method if isinstance(method, str) else type(method).__name__,
     )  # fmt: skip
     return run.perform(resume=resume)
+
+
+def _check_settings(policy: Any, until: Any, method: Any, evaluate: Any) -> None:
+    """What would otherwise show only after the first training."""
+    for name, value, kind in (("policy", policy, Policy), ("until", until, Budget)):
+        if not isinstance(value, kind):
+            raise InputError(f"{name}: expected a {kind.__name__}, got {type(value).__name__}.")
+    if not isinstance(method, str | Method):
+        raise InputError(f"method: expected a name or a Method, got {type(method).__name__}.")
+    if evaluate is not None and not callable(evaluate):
+        raise InputError(f"evaluate: expected a function, got {type(evaluate).__name__}.")
+    if until.metric is not None and evaluate is None:
+        raise InputError(
+            f"until: to end when {until.metric[0]} is reached, give evaluate=, a function from the "
+            "model to a dict of metrics."
+        )
 
 
 @dataclass
@@ -139,7 +155,7 @@ class _Run:
     train: Train
     loss_fn: LossFn
     batches: Iterable[Any]
-    example: ExampleInputs
+    example: Call
     evaluate: Evaluate | None
     policy: Policy
     until: Budget
@@ -153,26 +169,37 @@ class _Run:
     optimizer: Optimizer | None = None
     restore: Callable[[Optimizer], None] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
+    left_out: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        name = "run" if self.folder is None else self.folder.path.name
+        name = "run" if self.folder is None else self.folder.path.resolve().name
         self.history = History(name, self.method_name, self.seed)
 
     # ---- the loop -----------------------------------------------------------------------------
 
     def perform(self, *, resume: bool) -> Result:
         """All phases that are still to be done."""
-        trained = self._open(resume=resume)
+        self._resolve_exclude()
+        last = self._open(resume=resume)
+        if last is None or not self._ends_at(last):
+            self._go_on(trained=last is not None and not last.grown)
+        self.watcher.on_end(self.history)
+        return Result(self.model, self.history, None if self.folder is None else self.folder.path)
+
+    def _go_on(self, *, trained: bool) -> None:
         units = self._find_units()
         self.until.check_seed(CostModel(units).total())
         self._begin_lines(units)
         with _flag_on_interrupt(self.stop):
-            if not trained:
-                units = self._train_and_save()
-            while not self._is_over() and self._grow_and_save(units):
-                units = self._train_and_save()
-        self.watcher.on_end(self.history)
-        return Result(self.model, self.history, None if self.folder is None else self.folder.path)
+            try:
+                if not trained:
+                    units = self._train_and_save()
+                while not self._is_over() and self._grow_and_save(units):
+                    units = self._train_and_save()
+            except Interrupted:
+                raise
+            except KeyboardInterrupt as interrupt:
+                raise self._interrupted() from interrupt
 
     def _is_over(self) -> bool:
         record = self.history.phases[-1]
@@ -249,10 +276,20 @@ class _Run:
         return _checked_metrics(found)
 
     def _find_units(self) -> Units:
-        units = find_units(self.model, self.example, exclude=self.exclude)
+        found = find_units(self.model, self.example)
+        names = lasting_names(found)
+        units = _without(found, [name for name in names if names[name] in self.left_out])
         if not len(units):
             raise InputError(f"model: nothing in it can be split.\n{units}")
         return units
+
+    def _resolve_exclude(self) -> None:
+        """Excluded units by names that stay: a part's own name moves as its neighbours grow."""
+        if self.exclude:
+            found = find_units(self.model, self.example)
+            names = lasting_names(found)
+            _without(found, self.exclude)  # raises where a name is wrong
+            self.left_out = {names[name] for name in self.exclude if name in names}
 
     def _start_afresh(self, number: int) -> None:
         """Fresh weights for the grown net, where the policy says so."""
@@ -299,22 +336,22 @@ class _Run:
 
     # ---- the folder ---------------------------------------------------------------------------
 
-    def _open(self, *, resume: bool) -> bool:
-        """Load where a run in the folder stands; is its last phase trained, but not split?"""
+    def _open(self, *, resume: bool) -> Saved | None:
+        """Load the checkpoint that a run in the folder is to go on from."""
         if self.folder is None:
-            return False
+            return None
         settings = {"name": self.history.name, "method": self.method_name, "seed": self.seed,
                     "policy": asdict(self.policy), "until": asdict(self.until),
                     "exclude": list(self.exclude)}  # fmt: skip
         saved = self.folder.begin(settings, resume=resume)
         last = self._newest_usable(saved)
-        if last is None:
-            return False
-        self.history = last.history()
-        load(self.model, last.model)
-        if last.optimizer is not None:
-            self.restore = partial(load_optimizer, path=last.optimizer)
-        return not last.grown
+        if last is not None:
+            last.check()
+            self.history = last.history()
+            load(self.model, last.model)
+            if last.optimizer is not None:
+                self.restore = partial(load_optimizer, path=last.optimizer)
+        return last
 
     def _newest_usable(self, saved: list[Saved]) -> Saved | None:
         """The checkpoint to go on from.
@@ -323,26 +360,34 @@ class _Run:
         can make that optimizer. Its phase is trained once more, unless the run is over there.
         """
         for candidate in reversed(saved):
-            if candidate.grown or candidate.optimizer is None:
-                return candidate
-            history = candidate.history()
-            record = history.phases[-1]
-            ended = history.stopped not in (None, "phases", "metric")
-            if ended or self.until.reached(record.phase, record.metrics) is not None:
+            if candidate.grown or candidate.optimizer is None or self._ends_at(candidate):
                 return candidate
         return None
 
+    def _ends_at(self, saved: Saved) -> bool:
+        """Is the run over at a checkpoint, within the budget of today?"""
+        assert self.folder is not None
+        if saved.grown:
+            return False
+        history = saved.history()
+        record = history.phases[-1]
+        reached = self.until.reached(record.phase, record.metrics)
+        return reached is not None or (history.stopped is not None and self.folder.same_until)
+
     def _save(self, *, grown: bool) -> None:
         if self.folder is not None:
+            self.watcher.on_stage(self.history.phases[-1].phase, "save")
             self.folder.save(self.model, self.optimizer, self.history, grown=grown)
 
     def _check_stop(self) -> None:
-        if not self.stop.is_set():
-            return
-        where = None if self.folder is None else self.folder.path
-        if where is None:
-            raise Interrupted("stopped. Without run_dir= nothing was kept to resume from.", None)
-        raise Interrupted(
+        if self.stop.is_set():
+            raise self._interrupted()
+
+    def _interrupted(self) -> Interrupted:
+        if self.folder is None:
+            return Interrupted("stopped. Without run_dir= nothing was kept to resume from.", None)
+        where = self.folder.path
+        return Interrupted(
             f"stopped. {where} holds the run up to its last whole phase; resume=True, or --resume "
             "on the command line, goes on from there.",
             where,
@@ -415,7 +460,8 @@ def _checked_metrics(found: Any) -> dict[str, float]:
             f"evaluate: expected a dict of numbers by name, got {found!r}. Return for example "
             '{"accuracy": 0.93}.'
         ) from error
-    return {name: float("nan") if isnan(value) else value for name, value in metrics.items()}
+    # Infinity would be lost in a checkpoint, and a resumed run differ.
+    return {name: value if isfinite(value) else nan for name, value in metrics.items()}
 
 
 def _check_resettable(model: nn.Module) -> None:

@@ -97,8 +97,9 @@ class History:
 
     Attributes:
         stopped: why the run ended: ``"phases"``, ``"params"``, ``"macs"``, ``"metric"``,
-            ``"stable"`` (no neuron has a splitting index below the threshold) or ``"refused"``
-            (no step lowers the loss); None while it has not.
+            ``"stable"`` (no neuron has a splitting index below the threshold), ``"policy"`` (its
+            round_to, count or max_per_unit let no neuron grow) or ``"refused"`` (no step lowers
+            the loss); None while it has not.
         neurons: by unit, every neuron that ever was, in order of birth.
     """
 
@@ -175,10 +176,9 @@ class History:
             history = cls(data["name"], data["method"], data["seed"], data["stopped"])
             history.phases = [_phase_from_json(p) for p in data["phases"]]
             history.neurons = {u: [Neuron(**n) for n in ns] for u, ns in data["neurons"].items()}
-        except (ValueError, KeyError, TypeError) as error:
+        except (AttributeError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
-                f"{place} is not a history that this version of splitgrow can read ({error}). "
-                "Delete that phase's folder to go on from the one before."
+                f"{place} is not a history that this version of splitgrow can read ({error})."
             ) from error
         return history
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,13 +20,16 @@ from splitgrow.errors import InputError, SplitRefused
 from splitgrow.plan import Entry, SplitPlan
 from splitgrow.policy import Policy
 from splitgrow.score import Scores, score
-from splitgrow.select import Candidate, Limits, candidates, choose
-from splitgrow.split import Receipt, split
+from splitgrow.select import Candidate, Limits, _check_scores, candidates, choose
+from splitgrow.split import Receipt, rehearse, split
 from splitgrow.tap import LossFn
 from splitgrow.units import Units, named_tensors
 
 # Where no step lowers the loss, a baseline takes this one, relative to the neurons' mean length.
 SMALL_STEP = 1e-3
+# Neurons that are tried one by one when a plan as a whole lowers nothing, and with which steps.
+MOST_REHEARSED = 64
+REHEARSED = (3e-3, 1e-2, 3e-2, 1e-1)
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,11 @@ class Growth:
 
 @dataclass(frozen=True)
 class Nothing:
-    """Why nothing was grown: ``"stable"``, ``"params"`` or ``"macs"``, or ``"refused"``."""
+    """Why nothing was grown.
+
+    ``"stable"``, ``"params"`` or ``"macs"``, ``"policy"`` or ``"refused"``; see
+    :class:`splitgrow.History`.
+    """
 
     reason: str
     score_seconds: float = 0.0
@@ -99,11 +106,10 @@ class Method(ABC):
         """Grow the best neurons that the limits allow."""
         start = time.perf_counter()
         ranked = self.rank(site)
-        any_left = any(ranked.values())
-        plan = choose(site.units, ranked, site.limits, site.policy.caps)
+        plan = _choose(site, ranked, site.limits)
         scored = time.perf_counter()
         if not len(plan):
-            return Nothing(_full(site.limits) if any_left else "stable", scored - start)
+            return Nothing(_why_nothing(site, ranked), scored - start)
         try:
             growth = self.carry_out(site, plan)
         except SplitRefused:
@@ -112,9 +118,18 @@ class Method(ABC):
         return replace(growth, score_seconds=scored - start, split_seconds=done - scored)
 
 
-def _full(limits: Limits) -> str:
-    """The budget that leaves no room for a single neuron."""
-    return "params" if limits.params is not None else "macs"
+def _choose(site: Site, ranked: Mapping[str, list[Candidate]], limits: Limits) -> SplitPlan:
+    listed = {name: list(found) for name, found in ranked.items()}  # which choose() uses up
+    return choose(site.units, listed, limits, site.policy.caps)
+
+
+def _why_nothing(site: Site, ranked: Mapping[str, list[Candidate]]) -> str:
+    """What keeps every neuron from growing: there is none, the policy, or a budget."""
+    if not any(ranked.values()):
+        return "stable"
+    if not len(_choose(site, ranked, replace(site.limits, params=None, macs=None))):
+        return "policy"
+    return "macs" if len(_choose(site, ranked, replace(site.limits, macs=None))) else "params"
 
 
 class Splitting(Method):
@@ -126,12 +141,43 @@ class Splitting(Method):
         return candidates(_scores(site), policy.threshold, policy.rank)
 
     def carry_out(self, site: Site, plan: SplitPlan) -> Growth:
-        """Split with the step that lowers the loss most; refused where none does."""
+        """Split with the step that lowers the loss most.
+
+        Where no step does, neurons that do not help on their own are left out: of an activation
+        with kinks the index is an estimate, and on few data a poor one.
+        """
+        try:
+            return self._split(site, plan)
+        except SplitRefused:
+            if site.policy.step is not None or site.policy.round_to > 1 or len(plan) == 1:
+                raise
+        helpful = _helpful(site, plan)
+        for entries in (helpful, helpful[:1]):
+            try:
+                return self._split(site, SplitPlan(entries, plan.units))
+            except SplitRefused:
+                continue
+        raise SplitRefused("no neuron of the plan lowers the loss on its own. Nothing was changed.")
+
+    def _split(self, site: Site, plan: SplitPlan) -> Growth:
+        if not len(plan):
+            raise SplitRefused("no neuron of the plan lowers the loss. Nothing was changed.")
         receipt = split(
             site.model, plan, step=site.policy.step, optimizer=site.optimizer,
             loss_fn=site.loss_fn, batches=site.batches,
         )  # fmt: skip
         return _from_receipt(receipt, relative=site.policy.step is None, known=True)
+
+
+def _helpful(site: Site, plan: SplitPlan) -> list[Entry]:
+    """The neurons of a plan that lower the loss when split alone, the best first."""
+
+    def change(entry: Entry) -> float:
+        alone = SplitPlan([entry], plan.units)
+        return min(rehearse(site.model, alone, REHEARSED, site.loss_fn, site.batches))
+
+    found = [(change(entry), i, entry) for i, entry in enumerate(plan[:MOST_REHEARSED])]
+    return [entry for lowered, _, entry in sorted(found, key=lambda t: t[:2]) if lowered < 0]
 
 
 class RandomNeuron(Method):
@@ -167,9 +213,11 @@ class RandomSplit(Method):
 
 
 def _scores(site: Site) -> Scores:
-    return score(
+    found = score(
         site.model, site.loss_fn, site.batches, units=site.units, steps=site.policy.lanczos
     )
+    _check_scores(found)
+    return found
 
 
 def random_entries(site: Site) -> list[Entry]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
+from numbers import Real
 from typing import Any, Literal, get_args
 
 from splitgrow.cost import Cost
@@ -51,8 +52,12 @@ class Policy:
         check_selection(self.rank, self.per, self.fraction, self.count, self.threshold, self.caps)
         if self.after not in get_args(After):
             raise InputError(f"after: expected one of {get_args(After)}, got {self.after!r}.")
-        if self.step is not None and not 0 < self.step < float("inf"):
+        if self.step is not None and not (_is_number(self.step) and 0 < self.step < float("inf")):
             raise InputError(f"step: expected a positive number, got {self.step!r}.")
+        if self.lanczos is not None and not _is_whole(self.lanczos):
+            raise InputError(
+                f"lanczos: expected a whole number of at least 1, got {self.lanczos!r}."
+            )
 
     @property
     def caps(self) -> Caps:
@@ -87,8 +92,7 @@ class Budget:
     def __post_init__(self) -> None:
         for name in ("params", "macs", "phases"):
             value = getattr(self, name)
-            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-            if value is not None and not whole:
+            if value is not None and not _is_whole(value):
                 raise InputError(f"{name}: expected a whole number of at least 1, got {value!r}.")
         if self.metric is not None:
             object.__setattr__(self, "metric", _goal(self.metric))
@@ -116,6 +120,15 @@ class Budget:
         params = None if self.params is None else self.params - cost.params
         macs = None if self.macs is None else self.macs - cost.macs
         return Limits(count, params, macs)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    """A whole number of at least 1?"""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _goal(goal: Any) -> Goal:

@@ -19,7 +19,8 @@ import json
 import platform
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from splitgrow.checkpoint import save, save_optimizer
+from splitgrow.checkpoint import OPTIMIZER_FORMAT, read_metadata, save, save_optimizer
 from splitgrow.errors import CheckpointError, InputError
-from splitgrow.files import atomic_directory, clean, write_file
+from splitgrow.files import _temporary_beside, atomic_directory, clean, read_sealed, write_file
 from splitgrow.history import History
 
 _PHASE = re.compile(r"phase-(\d{4,})(-grown)?")
@@ -61,11 +62,28 @@ class Saved:
     def history(self) -> History:
         """The run up to here."""
         file = self.path / HISTORY
+        with self._undamaged():
+            try:
+                return History.from_json(file.read_text(), str(file))
+            except (OSError, UnicodeDecodeError) as error:
+                raise CheckpointError(f"{file} cannot be read: {error}.") from error
+
+    def check(self) -> None:
+        """Raise unless its files are as they were written."""
+        with self._undamaged():
+            read_metadata(self.model)
+            if self.optimizer is not None:
+                read_sealed(self.optimizer, OPTIMIZER_FORMAT)
+
+    @contextmanager
+    def _undamaged(self) -> Iterator[None]:
+        """To what is wrong with a file, add what to do about it."""
         try:
-            text = file.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{file} cannot be read: {error}") from error
-        return History.from_json(text, str(file))
+            yield
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error} Delete the folder {self.path} to go on from the checkpoint before it."
+            ) from error
 
 
 class RunFolder:
@@ -73,11 +91,15 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.same_until = False  # as the run that was found here
+        self._unwritten: bytes | None = None
 
     def begin(self, settings: Mapping[str, Any], *, resume: bool) -> list[Saved]:
         """Open the folder for a run with these settings; its checkpoints, if that goes on.
 
-        ``until`` may differ from what it was: a run that has ended can be taken further.
+        ``until`` may differ from what it was: a run that has ended can be taken further. Settings
+        that are new are written with the first checkpoint made under them, so that an end that a
+        checkpoint tells of is always the end under the settings beside it.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -90,13 +112,22 @@ class RunFolder:
                 f"run_dir: {self.path} holds a run already. Go on with it (resume=True, or "
                 "--resume), or name another folder."
             )
-        if saved:
-            _check_same(self.path, self.settings(), settings)
         own = {"splitgrow": _version(), "torch": torch.__version__,
                "python": platform.python_version()}  # fmt: skip
         text = json.dumps({**settings, "versions": own}, indent=1, sort_keys=True)
-        write_file(self.path / SETTINGS, text.encode())
+        self._unwritten = text.encode()
+        if saved:
+            old, new = self.settings(), json.loads(text)
+            _check_same(self.path, old, new)
+            self.same_until = old.get("until") == new["until"]
+        else:
+            self._write_settings()
         return saved
+
+    def _write_settings(self) -> None:
+        if self._unwritten is not None:
+            write_file(self.path / SETTINGS, self._unwritten)
+            self._unwritten = None
 
     def settings(self) -> dict[str, Any]:
         """What the run was started with."""
@@ -124,27 +155,58 @@ class RunFolder:
         """Write the checkpoint of the history's last phase; one that is there is replaced."""
         number = history.phases[-1].phase
         target = self.path / (f"phase-{number:04}" + ("-grown" if grown else ""))
-        if target.exists():  # of a phase that is done once more, with the same result
-            shutil.rmtree(target)
-        with atomic_directory(target) as folder:
+        with _out_of_the_way(target), atomic_directory(target) as folder:
             save(model, folder / MODEL)
             if optimizer is not None:
                 save_optimizer(optimizer, folder / OPTIMIZER)
             (folder / HISTORY).write_text(history.to_json())
+        self._write_settings()
+
+
+@contextmanager
+def _out_of_the_way(target: Path) -> Iterator[None]:
+    """Inside, nothing is at the target; what was there is removed, or comes back on an error.
+
+    It is renamed first: a process killed while it removes files leaves no half of a checkpoint.
+    """
+    if not target.exists():
+        yield
+        return
+    away = _temporary_beside(target)
+    target.rename(away)
+    try:
+        yield
+    except BaseException:
+        away.rename(target)
+        raise
+    shutil.rmtree(away, ignore_errors=True)
+
+
+# May differ when a run is resumed; a folder may be renamed.
+_FREE = ("name", "until", "versions")
 
 
 def _check_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    plain = json.loads(json.dumps(new))
+    there, now = _flat(old), _flat(new)
     differing = [
-        f"{key}: {old.get(key)} there, {plain[key]} now"
-        for key in plain
-        if key != "until" and old.get(key) != plain[key]
+        f"{key}: {there.get(key)} there, {value} now"
+        for key, value in now.items()
+        if key.partition(".")[0] not in _FREE and there.get(key) != value
     ]
     if differing:
         raise InputError(
             f"run_dir: {path} holds a run with other settings, so it cannot be resumed with "
             f"these ({'; '.join(differing)}). Use the same ones, or another folder."
         )
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings within settings by their full names: ``policy.count``."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        inner = value if isinstance(value, dict) else {"": value}
+        found |= {f"{key}.{name}".rstrip("."): each for name, each in inner.items()}
+    return found
 
 
 def _version() -> str:

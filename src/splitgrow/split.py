@@ -106,6 +106,30 @@ def split(
         return operation.perform(step, optimizer, meter)
 
 
+def rehearse(
+    model: nn.Module,
+    plan: SplitPlan,
+    steps: Iterable[float],
+    loss_fn: LossFn,
+    batches: Iterable[Any],
+) -> list[float]:
+    """The change of the mean loss that each of some relative steps would bring; nothing is kept."""
+    _check_plan(model, plan)
+    with torch.inference_mode(False), torch.no_grad():
+        operation, meter = _Operation(model, plan, None), _Meter(model, loss_fn, batches)
+        with Undo() as undo:
+            try:
+                regrow(model, plan.units, operation.plans, undo)
+                mover = _Mover(operation.tensors, operation.offsets)
+                changes = []
+                for step in steps:
+                    mover.move(step)
+                    changes.append(meter.change_or_infinity())
+                return changes
+            finally:
+                undo.rollback()
+
+
 def _check_plan(model: nn.Module, plan: SplitPlan) -> None:
     if not isinstance(model, nn.Module):
         raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")

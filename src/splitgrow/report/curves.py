@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from splitgrow.report.history import Phase, Run, Split
+from splitgrow.report.summary import labels
 from splitgrow.report.words import count
 
 POINTS = 600  # of a curve that is alone: about one for every other pixel
+NAMED = 4  # runs that the title of the figure has room for
 SHARED = 240  # of a curve among others: smoother, so that they can be told apart
 
 
@@ -115,8 +117,17 @@ def _finding(runs: Sequence[Run]) -> str:
         return "The training loss; no split has been made yet"
     if not known:
         return f"The training loss and {count(len(splits), 'split')}"
+    if 1 < len(runs) <= NAMED:
+        return f"Splits that lowered the loss: {', '.join(_counts(runs))}"
     fell = sum(change < 0 for change in known)
     which = "measured splits" if len(known) < len(splits) else "splits"
     if len(known) == 1:
         return f"The loss {'fell' if fell else 'did not fall'} at the split"
     return f"The loss fell at {fell} of {len(known)} {which}"
+
+
+def _counts(runs: Sequence[Run]) -> Iterator[str]:
+    """``mine 5 of 5``: how many of the splits that were measured lowered the loss."""
+    for run, label in zip(runs, labels(runs), strict=True):
+        known = [split.measured for _, split in run.splits if split.measured is not None]
+        yield f"{label} {sum(change < 0 for change in known)} of {len(known)}"

@@ -1,4 +1,4 @@
-"""Runs as they lie on disk: the newest ``phase-*/history.json`` and ``run.json``.
+"""Runs as they lie on disk: the newest ``phase-*/history.json``, and ``run.json``.
 
 Numbers that are missing, null or not finite become None, so that a run that went wrong can still
 be looked at. Only a file that is no history at all is an error.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from splitgrow.errors import InputError
 
 FORMAT = "splitgrow-history-1"
+_PHASE = re.compile(r"phase-([0-9]+)(-grown)?")
 
 
 @dataclass(frozen=True)
@@ -119,16 +121,17 @@ def _newest_history(directory: Path) -> Path:
     """The history of the newest whole phase."""
     if not directory.is_dir():
         raise InputError(f"{directory}: there is no such directory. Name the run_dir of a run.")
-    found = [p for p in directory.glob("phase-*/history.json") if _number_of(p) is not None]
-    if found:
-        return max(found, key=lambda path: _number_of(path) or 0)
+    found = [(_age(path), path) for path in directory.glob("phase-*/history.json")]
+    whole = [(age, path) for age, path in found if age is not None]
+    if whole:
+        return max(whole)[1]
     raise InputError(f"{directory}: no whole phase is in this directory. {_way_out(directory)}")
 
 
-def _number_of(history: Path) -> int | None:
-    """7 of phase-0007/history.json; None where the directory is a temporary one."""
-    digits = history.parent.name.removeprefix("phase-")
-    return int(digits) if digits.isascii() and digits.isdigit() else None
+def _age(history: Path) -> tuple[int, bool] | None:
+    """Phase, and whether it has been split; None where the directory is a temporary one."""
+    match = _PHASE.fullmatch(history.parent.name)
+    return (int(match[1]), match[2] is not None) if match else None
 
 
 def _way_out(directory: Path) -> str:

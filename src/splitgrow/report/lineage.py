@@ -158,6 +158,6 @@ def _finding(unit: str, neurons: Sequence[Neuron], founders: Sequence[Neuron]) -
     added = len(founders) - seed
     alive = sum(neuron.ended is None for neuron in neurons)
     if alive == seed and len(neurons) == seed:
-        return f"{unit}: {count(seed, 'neuron')}, none split yet"
+        return f"Layer {unit}: {count(seed, 'neuron')}, none split yet"
     new = f", {added:,} of them added anew" if added else ""
-    return f"{unit}: {count(seed, 'neuron')} became {alive:,}{new}"
+    return f"Layer {unit}: {count(seed, 'neuron')} became {alive:,}{new}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from splitgrow.report.history import Run
+from splitgrow.report.words import count
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,12 @@ def _finding(layers: tuple[Layer, ...]) -> str:
     most = max(gains)
     if most <= 0:
         return "No layer has grown yet"
+    if gains.count(most) == len(layers) > 1:
+        return f"All {len(layers)} layers grew by {count(most, 'neuron')}"
     if gains.count(most) > 1:
-        return (
-            f"{gains.count(most)} of {len(layers)} layers grew the most: by {most:,} neurons each"
-        )
+        which = f"{gains.count(most)} of {len(layers)} layers"
+        return f"{which} grew the most: by {count(most, 'neuron')} each"
     layer = layers[gains.index(most)]
     before, after = growth(layer)
     how = "grew" if len(layers) == 1 else "grew the most:"
-    return f"{layer.name} {how} from {before:,} to {after:,} neurons"
+    return f"Layer {layer.name} {how} from {before:,} to {after:,} neurons"

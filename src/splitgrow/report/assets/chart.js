@@ -58,7 +58,7 @@ function frame(root, area, x, y, xName, yName) {
   for (const tick of x.ticks) {
     const at = x.at(tick), text = tickText(tick), half = textWidth(text) / 2;
     root.append(svg("line", { class: "axis", x1: at, x2: at, y1: bottom, y2: bottom + 5 }));
-    
+    if (at - half < taken + 6) continue;
     taken = at + half;
     root.append(svg("text", { x: at, y: bottom + 19, "text-anchor": "middle" }, text));
   }

@@ -29,10 +29,29 @@ function widthBar(root, layer, figure, y, x, marks) {
   }
 }
 
+// How many parts all the lists begin with, leaving each at least one.
+function shared(lists) {
+  const most = Math.min(...lists.map((parts) => parts.length)) - 1;
+  let same = 0;
+  while (same < most && lists.every((parts) => parts[same] === lists[0][same])) same += 1;
+  return same;
+}
+
+// Names that do not fit lose what they all begin and end with: it does not tell them apart.
+function layerNames(layers, width) {
+  const names = layers.map((layer) => layer.name);
+  if (names.length < 2 || names.every((name) => textWidth(name) <= width)) return names;
+  const head = shared(names.map((name) => name.split(".")));
+  const rests = names.map((name) => name.split(".").slice(head));
+  const tail = shared(rests.map((parts) => [...parts].reverse()));
+  const inner = (parts) => parts.slice(0, parts.length - tail).join(".");
+  return rests.map((parts) => (head ? "…" : "") + inner(parts) + (tail ? "…" : ""));
+}
+
 function widthPlot(box, figure) {
   const width = box.clientWidth, row = 24;
-  const names = figure.layers.map((layer) => textWidth(layer.name));
-  const left = Math.min(width * 0.36, Math.max(60, ...names) + 10);
+  const names = layerNames(figure.layers, width * 0.36 - 10);
+  const left = Math.min(width * 0.36, Math.max(60, ...names.map(textWidth)) + 10);
   const most = Math.max(1, ...figure.layers.flatMap((layer) => layer.widths.filter(known)));
   const right = width - textWidth(whole(most)) - 14, bottom = 8 + row * figure.layers.length;
   const x = scaleOf([0, most], left, right, { wide: Infinity, pad: 0, about: width / 90, whole: true });
@@ -43,7 +62,7 @@ function widthPlot(box, figure) {
   }
   figure.layers.forEach((layer, index) => {
     const y = 6 + row * index, last = Math.max(0, ...layer.widths.filter(known));
-    root.append(svg("text", { class: "name", x: left - 8, y: y + 12, "text-anchor": "end" }, fitted(layer.name, left - 10)));
+    root.append(svg("text", { class: "name", x: left - 8, y: y + 12, "text-anchor": "end" }, fitted(names[index], left - 10)));
     widthBar(root, layer, figure, y, x, marks);
     root.append(svg("text", { class: "name", x: x.at(last) + 6, y: y + 12 }, whole(last)));
   });
