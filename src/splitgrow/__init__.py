@@ -27,6 +27,7 @@ from splitgrow.errors import (
     SplitgrowError,
     SplitRefused,
 )
+from splitgrow.experiment import Experiment
 from splitgrow.fit import Cosine, Fit, Patience, Step, Trainer, fit
 from splitgrow.grow import Result, grow
 from splitgrow.history import Event, History, Neuron, PhaseRecord, Split
@@ -54,6 +55,7 @@ __all__ = [
     "CostModel",
     "Entry",
     "Event",
+    "Experiment",
     "Fit",
     "History",
     "InputError",

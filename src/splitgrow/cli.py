@@ -2,37 +2,113 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import splitgrow
-from splitgrow.errors import SplitgrowError
+from splitgrow.errors import InputError, Interrupted, SplitgrowError
 
 app = typer.Typer(
-    help="Grow neural networks by splitting neurons.",
+    help="Grow neural networks by splitting neurons: the smallest net that does the job.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 
 @app.command()
 def demo(
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs before and after the split.")] = 40,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs in each phase of growth.")] = 10,
+    params: Annotated[int, typer.Option(min=200, help="Parameters at most.")] = 400,
+    run_dir: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path(
+        "runs/demo"
+    ),
 ) -> None:
-    """Score and split a small CNN that was trained on handwritten digits, and show the receipt."""
+    """Grow a small CNN on handwritten digits, beside random splitting and nets from scratch."""
     from splitgrow.demo import run
 
-    run(seed=seed, epochs=epochs)
+    run(seed=seed, epochs=epochs, params=params, run_dir=run_dir)
+
+
+@app.command()
+def inspect(
+    model: Annotated[str, typer.Argument(help="A model or its builder: file.py:build_model.")],
+    shapes: Annotated[
+        list[str],
+        typer.Option("--input", help="Shape of an input, 1x3x32x32; for integers 1x16:int64."),
+    ],
+) -> None:
+    """Show what can be split in a model, by how many parameters per neuron, and what cannot."""
+    from splitgrow.experiment import build, load_object
+
+    example = tuple(_example(shape) for shape in shapes)
+    typer.echo(str(splitgrow.find_units(build(load_object(model)), example)))
+
+
+@app.command()
+def grow(
+    experiment: Annotated[
+        str, typer.Argument(help="A splitgrow.Experiment, or a function: file.py:experiment.")
+    ],
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder for checkpoints; runs/NAME by default.")
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with the run in the folder.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    tensorboard: Annotated[bool, typer.Option(help="Also log for TensorBoard.")] = False,
+) -> None:
+    """Grow the model of an experiment: train, split the neurons that are stuck, and again."""
+    from splitgrow.experiment import load_experiment
+    from splitgrow.live import Live
+
+    loaded = load_experiment(experiment)
+    folder = run_dir or Path("runs") / experiment.rpartition(":")[2]
+    with Live() as live:
+        watch: list[splitgrow.Watcher] = [live]
+        if tensorboard:
+            watch.append(splitgrow.TensorBoard(folder / "tensorboard"))
+        result = loaded.run(folder, resume=resume, seed=seed, watch=watch)
+    typer.echo(str(result))
+    typer.echo(f"checkpoints: {folder}    report: splitgrow report {folder}")
+
+
+@app.command()
+def report(
+    run_dirs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path(
+        "report.html"
+    ),
+) -> None:
+    """Write one HTML page about runs: losses, widths, family trees, predictions, sizes."""
+    from splitgrow.report import write_report
+
+    typer.echo(f"wrote {write_report(run_dirs, output)}")
 
 
 @app.command()
 def version() -> None:
     """Print the version."""
     typer.echo(splitgrow.__version__)
+
+
+def _example(text: str) -> object:
+    """A tensor for a shape like 1x3x32x32 or 1x16:int64."""
+    import torch
+
+    shape, _, kind = text.partition(":")
+    dtype = getattr(torch, kind or "float32", None)
+    if not re.fullmatch(r"\d+(x\d+)*", shape) or not isinstance(dtype, torch.dtype):
+        raise InputError(f"--input: expected a shape like 1x3x32x32 or 1x16:int64, got {text!r}.")
+    sizes = [int(size) for size in shape.split("x")]
+    if dtype.is_floating_point:
+        return torch.randn(sizes, generator=torch.Generator().manual_seed(0)).to(dtype)
+    return torch.zeros(sizes, dtype=dtype)
 
 
 def main() -> None:
@@ -42,3 +118,6 @@ def main() -> None:
     except SplitgrowError as error:
         typer.secho(f"splitgrow: {error}", err=True, fg="red")
         sys.exit(1)
+    except Interrupted as stop:
+        typer.secho(f"splitgrow: {stop}", err=True, fg="yellow")
+        sys.exit(130)

@@ -119,10 +119,11 @@ def grow(
         raise InputError("resume: there is nothing to resume from without run_dir=.")
     if policy.after == "retrain":
         _check_resettable(model)
-    call = first_call(model, loss_fn, batches) if example_inputs is None else None
+    example: ExampleInputs | Call
+    example = first_call(model, loss_fn, batches) if example_inputs is None else example_inputs
     folder = None if run_dir is None else RunFolder(Path(run_dir))
     run = _Run(
-        model, train, loss_fn, batches, Call.from_example(call or example_inputs), evaluate,
+        model, train, loss_fn, batches, Call.from_example(example), evaluate,
         policy, until, method_named(method) if isinstance(method, str) else method,
         (exclude,) if isinstance(exclude, str) else tuple(exclude), folder,
         check_seed(seed), Everyone(list(watch)),
@@ -179,31 +180,34 @@ class _Run:
 
     def perform(self, *, resume: bool) -> Result:
         """All phases that are still to be done."""
-        self._resolve_exclude()
-        last = self._open(resume=resume)
-        if last is None or not self._ends_at(last):
-            self._go_on(trained=last is not None and not last.grown)
-        self.watcher.on_end(self.history)
-        return Result(self.model, self.history, None if self.folder is None else self.folder.path)
-
-    def _go_on(self, *, trained: bool) -> None:
-        units = self._find_units()
-        self.until.check_seed(CostModel(units).total())
-        self._begin_lines(units)
         with _flag_on_interrupt(self.stop):
             try:
-                if not trained:
-                    units = self._train_and_save()
-                while not self._is_over() and self._grow_and_save(units):
-                    units = self._train_and_save()
+                self._resolve_exclude()
+                self._go_on_from(self._open(resume=resume))
             except Interrupted:
                 raise
             except KeyboardInterrupt as interrupt:
                 raise self._interrupted() from interrupt
+            finally:
+                self.watcher.on_end(self.history)
+        return Result(self.model, self.history, None if self.folder is None else self.folder.path)
 
-    def _is_over(self) -> bool:
+    def _go_on_from(self, last: Saved | None) -> None:
+        if last is not None and self._ends_at(last):
+            self._is_over(otherwise=self.history.stopped)
+            return
+        units = self._find_units()
+        self.until.check_seed(CostModel(units).total())
+        self._begin_lines(units)
+        self._check_stop()
+        if last is None or last.grown:
+            units = self._train_and_save()
+        while not self._is_over() and self._grow_and_save(units):
+            units = self._train_and_save()
+
+    def _is_over(self, otherwise: str | None = None) -> bool:
         record = self.history.phases[-1]
-        self.history.stopped = self.until.reached(record.phase, record.metrics)
+        self.history.stopped = self.until.reached(record.phase, record.metrics) or otherwise
         return self.history.stopped is not None
 
     def _train_and_save(self) -> Units:

@@ -1,0 +1,143 @@
+"""Experiment: everything that a run needs, in one object that the command line can load."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from splitgrow.capture import ExampleInputs
+from splitgrow.errors import InputError, SplitgrowError
+from splitgrow.grow import Evaluate, Result, Train, grow
+from splitgrow.methods import Method
+from splitgrow.policy import Budget, Policy
+from splitgrow.state import seeded
+from splitgrow.tap import LossFn
+from splitgrow.watch import Watcher
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """A growing run to be: ``splitgrow grow file.py:experiment`` performs it.
+
+    ``model`` is the seed model or, better, a function that builds one: it is called with the
+    run's seed set. The rest is as for :func:`splitgrow.grow`.
+    """
+
+    model: nn.Module | Callable[[], nn.Module]
+    _: KW_ONLY
+    train: Train
+    loss_fn: LossFn
+    batches: Iterable[Any]
+    example_inputs: ExampleInputs | None = None
+    evaluate: Evaluate | None = None
+    policy: Policy = Policy()  # noqa: RUF009  (frozen)
+    until: Budget = Budget()  # noqa: RUF009  (frozen)
+    method: str | Method = "splitting"
+    exclude: tuple[str, ...] = ()
+
+    def run(
+        self,
+        run_dir: str | Path | None = None,
+        *,
+        resume: bool = False,
+        seed: int = 0,
+        watch: Sequence[Watcher] = (),
+    ) -> Result:
+        """Build the model and grow it."""
+        return grow(
+            build(self.model, seed), train=self.train, loss_fn=self.loss_fn, batches=self.batches,
+            example_inputs=self.example_inputs, evaluate=self.evaluate, policy=self.policy,
+            until=self.until, method=self.method, exclude=self.exclude, run_dir=run_dir,
+            resume=resume, seed=seed, watch=watch,
+        )  # fmt: skip
+
+
+def build(model: Any, seed: int = 0) -> nn.Module:
+    """A model, or what a function of no arguments builds with this seed."""
+    if not isinstance(model, nn.Module) and callable(model):
+        with seeded(seed):
+            model = model()
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
+    return model
+
+
+def load_object(place: str) -> Any:
+    """What ``file.py:name`` or ``package.module:name`` stands for."""
+    file, colon, name = place.rpartition(":")
+    if not colon or not file or not name:
+        raise InputError(f"{place!r}: expected file.py:name, such as experiment.py:experiment.")
+    module = _import_file(Path(file)) if file.endswith(".py") else _import_module(file)
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        there = [n for n, v in vars(module).items() if not n.startswith("_")
+                 and not isinstance(v, ModuleType)]  # fmt: skip
+        raise InputError(
+            f"{file} has no {name!r}; it defines {', '.join(there) or 'nothing'}."
+        ) from None
+
+
+def load_experiment(place: str) -> Experiment:
+    """The experiment at ``file.py:name``: the object itself, or a function that makes it."""
+    found = load_object(place)
+    if not isinstance(found, Experiment) and callable(found):
+        found = _call(place, found)
+    if not isinstance(found, Experiment):
+        raise InputError(
+            f"{place}: expected a splitgrow.Experiment or a function that returns one, got "
+            f"{type(found).__name__}."
+        )
+    return found
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InputError(f"{path}: there is no such file.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    loader = spec.loader
+    assert loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    sys.path.insert(0, str(path.parent.resolve()))  # so that it can import its neighbours
+    return _guarded(str(path), lambda: loader.exec_module(module)) or module
+
+
+def _import_module(name: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    module: ModuleType = _guarded(name, lambda: importlib.import_module(name))
+    return module
+
+
+def _call(place: str, function: Callable[[], Any]) -> Any:
+    fixed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in fixed]
+    if needed:
+        raise InputError(f"{place}: a function without arguments is needed; it takes {needed}.")
+    return _guarded(place, function)
+
+
+def _guarded(place: str, action: Callable[[], Any]) -> Any:
+    """Run a user's code; its error, and the line it came from, in one paragraph."""
+    try:
+        return action()
+    except SplitgrowError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        last = frames[-1] if frames else None
+        where = f" ({Path(last.filename).name}, line {last.lineno}: {last.line})" if last else ""
+        raise InputError(
+            f"{place} cannot be run: {type(error).__name__}: {error}{where}"
+        ) from error
