@@ -25,7 +25,7 @@ app = typer.Typer(
 def demo(
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs in each phase of growth.")] = 10,
-    params: Annotated[int, typer.Option(min=200, help="Parameters at most.")] = 400,
+    params: Annotated[int, typer.Option(min=200, help="Parameters at most.")] = 1200,
     run_dir: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path(
         "runs/demo"
     ),

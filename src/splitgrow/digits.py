@@ -94,7 +94,7 @@ def loss_fn(model: nn.Module, batch: Batch) -> Tensor:
 class Setting:
     """Sizes and lengths of the study."""
 
-    params: int = 400
+    params: int = 1200
     epochs: int = 10  # in a phase of growth
     total: int = 150  # in all, for every net
     fraction: float = 0.4
