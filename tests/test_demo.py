@@ -2,30 +2,56 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 from typer.testing import CliRunner
 
+import splitgrow as sg
+from splitgrow import digits
 from splitgrow.cli import app
 
 
-def test_the_demo_splits_a_trained_net_and_shows_the_receipt() -> None:
-    result = CliRunner().invoke(app, ["demo", "--epochs", "4"])
+def test_the_demo_grows_compares_and_reports(tmp_path: Path) -> None:
+    arguments = ["demo", "--epochs", "2", "--params", "300", "--run-dir", str(tmp_path / "runs")]
+    result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    for words in ("conv1", "units can be split", "most promising", "measured change of loss",
-                  "right after the split", "test accuracy"):  # fmt: skip
+    for words in ("conv1", "can be split", "grew by", "budget of parameters is spent",
+                  "random splitting", "from scratch", "test acc.", "report.html"):  # fmt: skip
         assert words in result.output
+    assert (tmp_path / "runs" / "report.html").stat().st_size > 10_000
+    again = CliRunner().invoke(app, arguments)  # into the same folder
+    assert again.exit_code == 0, again.output
 
 
-def test_the_demo_never_raises_the_loss_at_the_split() -> None:
-    from splitgrow import demo
+def test_a_grown_net_keeps_the_budget_and_repeats_by_its_seed() -> None:
+    torch.set_num_threads(1)
+    setting = digits.Setting(params=300, epochs=2, total=8)
+    study = digits.Study(digits.load_digits(), setting, seed=3)
+    first, history = study.grown("a", "splitting")
+    second, _ = study.grown("a", "splitting")
+    assert first.params <= 300
+    assert (first.widths, first.loss, first.accuracy) == (
+        second.widths, second.loss, second.accuracy
+    )  # fmt: skip
+    measured = [p.split.measured for p in history.phases if p.split is not None]
+    assert measured
+    assert all(m is not None and m < 0 for m in measured)
+    assert study.from_scratch("b", first.widths).params == first.params
 
-    data = demo.load_digits()
+
+def test_the_data_are_all_there_and_kept_apart() -> None:
+    data = digits.load_digits()
     assert len(data.train[1]) + len(data.test[1]) == 1797
-    row = demo.evaluate("small", demo.small_cnn(), data)
-    assert row.parameters == 399
+    assert sum(len(labels) for _, labels in data.batches) == len(data.train[1])
+    assert isinstance(sg.find_units(digits.cnn(), data.test[0][:1])["conv2"], sg.Unit)
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["demo", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["--help"], *([c, "--help"] for c in ("demo", "inspect", "grow", "report", "version"))],
+)
 def test_help_reads_well(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, arguments)
     assert "Usage" in result.output

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +35,8 @@ def demo(
     """Grow a small CNN on handwritten digits, beside random splitting and nets from scratch."""
     from splitgrow.demo import run
 
-    run(seed=seed, epochs=epochs, params=params, run_dir=run_dir)
+    with _interruptible():
+        run(seed=seed, epochs=epochs, params=params, run_dir=run_dir)
 
 
 @app.command()
@@ -69,7 +72,7 @@ def grow(
 
     loaded = load_experiment(experiment)
     folder = run_dir or Path("runs") / experiment.rpartition(":")[2]
-    with Live() as live:
+    with _interruptible(), Live() as live:
         watch: list[splitgrow.Watcher] = [live]
         if tensorboard:
             watch.append(splitgrow.TensorBoard(folder / "tensorboard"))
@@ -111,6 +114,16 @@ def _example(text: str) -> object:
     return torch.zeros(sizes, dtype=dtype)
 
 
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Say what Ctrl-C left behind: typer itself would only say that it aborted."""
+    try:
+        yield
+    except Interrupted as stop:
+        typer.secho(f"splitgrow: {stop}", err=True, fg="yellow")
+        raise typer.Exit(130) from stop
+
+
 def main() -> None:
     """Run the command line; errors of ours are one paragraph, not a traceback."""
     try:
@@ -118,6 +131,3 @@ def main() -> None:
     except SplitgrowError as error:
         typer.secho(f"splitgrow: {error}", err=True, fg="red")
         sys.exit(1)
-    except Interrupted as stop:
-        typer.secho(f"splitgrow: {stop}", err=True, fg="yellow")
-        sys.exit(130)

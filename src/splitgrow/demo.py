@@ -31,13 +31,13 @@ def run(
 
     console.rule(f"Growing it to at most {params} parameters")
     folders = [run_dir / name for name in ("splitting", "random")]
-    rows = [_grown(study, "grown by splitting", "splitting", folders[0], console)]
+    rows = [_grown(study, "splitting", "splitting", folders[0], console)]
     console.rule("The same with random neurons and random directions")
-    rows.append(_grown(study, "grown by random splitting", "random", folders[1], console))
+    rows.append(_grown(study, "random splitting", "random", folders[1], console))
     console.rule("From scratch, with as many epochs in all")
     with console.status("training the same net and a large one from scratch"):
-        rows.append(study.from_scratch("same widths, from scratch", rows[0].widths))
-        rows.append(study.from_scratch("a much larger net, from scratch", LARGE_WIDTHS))
+        rows.append(study.from_scratch("same, from scratch", rows[0].widths))
+        rows.append(study.from_scratch("large, from scratch", LARGE_WIDTHS))
     console.print(_table(rows))
     console.print(f"report: {write_report(folders, run_dir / 'report.html')}", soft_wrap=True)
     return rows
@@ -53,11 +53,11 @@ def _grown(study: Study, name: str, method: str, folder: Path, console: Console)
 def _table(rows: list[Row]) -> Table:
     table = Table(title="scikit-learn's digits, 1,347 to train and 450 to test",
                   title_justify="left")  # fmt: skip
-    for header in ("net", "channels", "parameters", "training loss", "test accuracy", "seconds"):
-        table.add_column(header, justify="left" if header == "net" else "right")
+    for header in ("net", "channels", "parameters", "train loss", "test acc."):
+        table.add_column(header, justify="left" if header == "net" else "right", no_wrap=True)
     for row in rows:
         table.add_row(
             row.net, "-".join(map(str, row.widths)), f"{row.params:,}", f"{row.loss:.4f}",
-            f"{row.accuracy:.1%}", f"{row.seconds:.0f}",
+            f"{row.accuracy:.1%}",
         )  # fmt: skip
     return table
