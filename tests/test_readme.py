@@ -203,6 +203,15 @@ def test_examples_run(name: str, module: types.ModuleType, tmp_path: Path) -> No
         assert ran, "README.md has no Python example that runs"
 
 
+def test_tables_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    from readme_tables import TABLE, with_tables
+
+    text = (ROOT / "README.md").read_text()
+    assert len(TABLE.findall(text)) == 2
+    assert with_tables(text) == text, "run python tools/readme_tables.py"
+
+
 def test_relative_links_lead_somewhere() -> None:
     wrong = {str(path.relative_to(ROOT)): broken(path, ROOT) for path in documents()}
     assert {name: targets for name, targets in wrong.items() if targets} == {}
