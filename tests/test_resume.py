@@ -110,20 +110,19 @@ def test_killed_at_random_moments_a_run_ends_the_same(
     kills = round_ = 0
     while kills < KILLS:
         run_dir = tmp_path / f"killed-{round_}"
-        kills += killed_again_and_again(workers, run_dir, kind, moments, whole)
+        delays = [moments.uniform(0.0, 0.8 * whole) for _ in range(KILLS - kills)]
+        kills += killed_again_and_again(workers, run_dir, kind, delays)
         assert_same_run(tmp_path / "whole", run_dir)
         round_ += 1
 
 
-def killed_again_and_again(
-    workers: Server, run_dir: Path, kind: str, moments: random.Random, whole: float
-) -> int:
-    """One run, started as often as it takes; how often it was killed."""
-    for kills in range(100):
-        delay = moments.uniform(0.0, 0.7 * whole)
+def killed_again_and_again(workers: Server, run_dir: Path, kind: str, delays: list[float]) -> int:
+    """One run, killed after each of these delays unless it is done before; how often it was."""
+    for kills, delay in enumerate(delays):
         if workers.run(run_dir, kind=kind, kill_after=delay) == 0:
             return kills
-    raise AssertionError("a run that is killed again and again makes no headway")
+    assert workers.run(run_dir, kind=kind) == 0
+    return len(delays)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from splitgrow.errors import SplitgrowError
 from splitgrow.fit import Trainer, fit
 from splitgrow.grow import grow
 from splitgrow.history import History
+from splitgrow.phase import Phase
 from splitgrow.policy import Budget, Policy
 from splitgrow.state import seeded
 from splitgrow.watch import Watcher
@@ -143,25 +144,26 @@ class Study:
             model, train=train, loss_fn=loss_fn, batches=[self.data.train],
             evaluate=lambda m: {"accuracy": accuracy(m, self.data.test)},
             policy=Policy(fraction=setting.fraction, min_per_unit=per_unit),
-            until=Budget(params=setting.params, phases=20), method=method, run_dir=run_dir,
-            seed=self.seed, watch=watch,
+            until=Budget(params=setting.params, phases=20), method=method, finish=self._finish,
+            run_dir=run_dir, seed=self.seed, watch=watch,
         )  # fmt: skip
-        spent = setting.epochs * len(result.history.phases)
-        self._finish(model, setting.total - spent)
         return self._row(name, model, time.perf_counter() - start), result.history
 
     def from_scratch(self, name: str, widths: Widths) -> Row:
         """A net of fixed widths, trained for as many epochs as a grown one in all."""
         start = time.perf_counter()
         model = cnn(widths, self.seed)
-        self._finish(model, self.setting.total)
+        self._finish(model, Phase())
         return self._row(name, model, time.perf_counter() - start)
 
-    def _finish(self, model: nn.Module, epochs: int) -> None:
+    def _finish(self, model: nn.Module, phase: Phase) -> None:
+        """The epochs that the phases of growth have left, with a new optimizer."""
+        phase.forget_optimizer()
         fit(
-            model, self.data.batches, loss_fn, epochs=max(epochs, 1), optimizer="adamw",
-            lr=self.setting.lr, weight_decay=self.setting.weight_decay, schedule="cosine",
-            shuffle=True, seed=self.seed,
+            model, self.data.batches, loss_fn, optimizer="adamw", lr=self.setting.lr,
+            epochs=max(self.setting.total - self.setting.epochs * phase.number, 1),
+            weight_decay=self.setting.weight_decay, schedule="cosine", shuffle=True,
+            seed=self.seed, phase=phase,
         )  # fmt: skip
 
     def _row(self, name: str, model: nn.Module, seconds: float) -> Row:

@@ -42,6 +42,7 @@ class Experiment:
     policy: Policy = Policy()  # noqa: RUF009  (frozen)
     until: Budget = Budget()  # noqa: RUF009  (frozen)
     method: str | Method = "splitting"
+    finish: Train | None = None
     exclude: tuple[str, ...] = ()
 
     def run(
@@ -56,8 +57,8 @@ class Experiment:
         return grow(
             build(self.model, seed), train=self.train, loss_fn=self.loss_fn, batches=self.batches,
             example_inputs=self.example_inputs, evaluate=self.evaluate, policy=self.policy,
-            until=self.until, method=self.method, exclude=self.exclude, run_dir=run_dir,
-            resume=resume, seed=seed, watch=watch,
+            until=self.until, method=self.method, finish=self.finish, exclude=self.exclude,
+            run_dir=run_dir, resume=resume, seed=seed, watch=watch,
         )  # fmt: skip
 
 

@@ -73,6 +73,7 @@ def grow(
     policy: Policy = Policy(),  # noqa: B008  (frozen)
     until: Budget = Budget(),  # noqa: B008  (frozen)
     method: str | Method = "splitting",
+    finish: Train | None = None,
     exclude: Iterable[str] = (),
     run_dir: str | Path | None = None,
     resume: bool = False,
@@ -98,6 +99,8 @@ def grow(
         until: when to end. Budgets of parameters and MACs are never exceeded.
         method: ``"splitting"``, or one of the baselines ``"random"``, ``"random-neuron"``,
             ``"new"``, ``"net2net"``, ``"boosting"``; or a :class:`Method` of your own.
+        finish: trains once more, in a phase of its own, when growing is over: longer, say, or with
+            a falling learning rate. A run that is finished cannot be grown further.
         exclude: names of units to leave alone.
         run_dir: keep a checkpoint after every training and every split here.
         resume: go on with the run that is in ``run_dir``, if there is one.
@@ -110,7 +113,7 @@ def grow(
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
-    for name, function in (("train", train), ("loss_fn", loss_fn)):
+    for name, function in (("train", train), ("loss_fn", loss_fn), ("finish", finish or train)):
         if not callable(function):
             raise InputError(f"{name}: expected a function, got {type(function).__name__}.")
     check_batches(batches)
@@ -127,7 +130,7 @@ def grow(
         policy, until, method_named(method) if isinstance(method, str) else method,
         (exclude,) if isinstance(exclude, str) else tuple(exclude), folder,
         check_seed(seed), Everyone(list(watch)),
-        method if isinstance(method, str) else type(method).__name__,
+        method if isinstance(method, str) else type(method).__name__, finish,
     )  # fmt: skip
     return run.perform(resume=resume)
 
@@ -166,6 +169,7 @@ class _Run:
     seed: int
     watcher: Watcher
     method_name: str
+    finish: Train | None = None
     history: History = field(init=False)
     optimizer: Optimizer | None = None
     restore: Callable[[Optimizer], None] | None = None
@@ -193,9 +197,14 @@ class _Run:
         return Result(self.model, self.history, None if self.folder is None else self.folder.path)
 
     def _go_on_from(self, last: Saved | None) -> None:
-        if last is not None and self._ends_at(last):
+        if last is None or not self._ends_at(last):
+            self._grow_from(last)
+        elif not self.history.phases[-1].finish:
             self._is_over(otherwise=self.history.stopped)
-            return
+        if self.finish is not None and not self.history.phases[-1].finish:
+            self._train_to_the_end(self.finish)
+
+    def _grow_from(self, last: Saved | None) -> None:
         units = self._find_units()
         self.until.check_seed(CostModel(units).total())
         self._begin_lines(units)
@@ -212,13 +221,20 @@ class _Run:
 
     def _train_and_save(self) -> Units:
         """A phase up to its split; the units of the trained net."""
-        record, units = self._train_phase()
+        record, units = self._train_phase(self.train)
         self.history.phases.append(record)
         self.history.stopped = self.until.reached(record.phase, record.metrics)
         self._save(grown=False)
         self.watcher.on_trained(record, self.history)
         self._check_stop()
         return units
+
+    def _train_to_the_end(self, finish: Train) -> None:
+        record, _ = self._train_phase(finish)
+        self.history.phases.append(replace(record, finish=True))
+        self._save(grown=False)
+        self.watcher.on_trained(self.history.phases[-1], self.history)
+        self._check_stop()
 
     def _grow_and_save(self, units: Units) -> bool:
         """The split of the last phase; False where there is nothing to split."""
@@ -246,7 +262,7 @@ class _Run:
 
     # ---- one phase ----------------------------------------------------------------------------
 
-    def _train_phase(self) -> tuple[PhaseRecord, Units]:
+    def _train_phase(self, train: Train) -> tuple[PhaseRecord, Units]:
         number = len(self.history.phases)
         phase = Phase(
             number, seed=_seed_of(self.seed, number, "train"),
@@ -256,7 +272,7 @@ class _Run:
         clock = _Clock()
         self.watcher.on_stage(number, "train")
         with seeded(phase.seed), clock.time("train"):
-            self.train(self.model, phase)
+            train(self.model, phase)
         self.optimizer, self.restore = phase.optimizer, None
         self._check_stop()
         self.watcher.on_stage(number, "evaluate")
@@ -375,6 +391,8 @@ class _Run:
             return False
         history = saved.history()
         record = history.phases[-1]
+        if record.finish:
+            return True
         reached = self.until.reached(record.phase, record.metrics)
         return reached is not None or (history.stopped is not None and self.folder.same_until)
 

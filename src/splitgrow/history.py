@@ -77,6 +77,7 @@ class PhaseRecord:
         metrics: what ``evaluate`` reported.
         seconds: time spent in ``train``, ``evaluate``, ``score`` and ``split``.
         curve: (iteration over the whole run, training loss), as far as it was logged.
+        finish: is this the training after the last split, at the end of the run?
     """
 
     phase: int
@@ -89,6 +90,7 @@ class PhaseRecord:
     curve: tuple[tuple[int, float], ...]
     iterations: int = 0
     split: Split | None = None
+    finish: bool = False
 
 
 @dataclass

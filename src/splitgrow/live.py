@@ -16,7 +16,8 @@ from splitgrow.watch import Watcher
 if TYPE_CHECKING:
     from splitgrow.history import History, PhaseRecord
 
-STAGES = {"train": "training", "evaluate": "evaluating", "score": "scoring and splitting"}
+STAGES = {"train": "training", "evaluate": "evaluating", "score": "scoring and splitting",
+          "save": "saving"}  # fmt: skip
 EVERY = 0.1  # seconds between two updates of the loss
 
 

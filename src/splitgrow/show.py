@@ -121,6 +121,7 @@ STOPPED = {
     "metric": "the metric is reached",
     "stable": "splitting stable: no neuron is left whose splitting index is low enough",
     "refused": "no step of a split lowers the loss",
+    "policy": "the policy lets no neuron grow (round_to, count or max_per_unit)",
 }
 
 

@@ -16,6 +16,7 @@ REASONS = {
     "metric": "metric reached",
     "stable": "splitting stable: no neuron is left that gains by a split",
     "refused": "no step of the split lowered the loss",
+    "policy": "the policy lets no neuron grow",
 }
 
 
