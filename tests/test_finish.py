@@ -89,6 +89,22 @@ def test_finish_must_be_a_function() -> None:
         run(Training(1), 3)  # type: ignore[arg-type]
 
 
+def test_an_optimizer_that_was_not_handed_over_gets_a_hint() -> None:
+    kept: list[torch.optim.Optimizer] = []
+
+    def train(model: nn.Module, phase: sg.Phase) -> None:
+        if not kept:
+            kept.append(torch.optim.Adam(model.parameters(), lr=0.01))
+        for _ in range(3):
+            kept[0].zero_grad()
+            loss_fn(model, data()).backward()
+            kept[0].step()
+
+    with pytest.raises(RuntimeError) as caught:
+        sg.grow(build(), train=train, loss_fn=loss_fn, batches=[data()], until=sg.Budget(phases=3))
+    assert "phase.optimizer = optimizer" in caught.value.__notes__[0]
+
+
 # ---- a plan of which only some neurons help --------------------------------------------------
 
 

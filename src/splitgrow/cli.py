@@ -6,6 +6,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -32,7 +33,11 @@ def demo(
         "runs/demo"
     ),
 ) -> None:
-    """Grow a small CNN on handwritten digits, beside random splitting and nets from scratch."""
+    """Grow a small CNN on handwritten digits.
+
+    Beside it: random splitting, the same net from scratch and a much larger one. Ends with a table
+    and a report.
+    """
     from splitgrow.demo import run
 
     with _interruptible():
@@ -47,7 +52,10 @@ def inspect(
         typer.Option("--input", help="Shape of an input, 1x3x32x32; for integers 1x16:int64."),
     ],
 ) -> None:
-    """Show what can be split in a model, by how many parameters per neuron, and what cannot."""
+    """Show what can be split in a model.
+
+    A table of units with their parameters per neuron, and what cannot be split and why.
+    """
     from splitgrow.experiment import build, load_object
 
     example = tuple(_example(shape) for shape in shapes)
@@ -64,9 +72,15 @@ def grow(
     ] = None,
     resume: Annotated[bool, typer.Option(help="Go on with the run in the folder.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
-    tensorboard: Annotated[bool, typer.Option(help="Also log for TensorBoard.")] = False,
+    tensorboard: Annotated[
+        bool | None, typer.Option(help="Log for TensorBoard; by default where it is installed.")
+    ] = None,
 ) -> None:
-    """Grow the model of an experiment: train, split the neurons that are stuck, and again."""
+    """Grow the model of an experiment.
+
+    Trains, splits the neurons that are stuck, and again, until the experiment's budget is spent.
+    Ctrl-C ends after the current batch; --resume goes on from the last whole phase.
+    """
     from splitgrow.experiment import load_experiment
     from splitgrow.live import Live
 
@@ -74,7 +88,7 @@ def grow(
     folder = run_dir or Path("runs") / experiment.rpartition(":")[2]
     with _interruptible(), Live() as live:
         watch: list[splitgrow.Watcher] = [live]
-        if tensorboard:
+        if find_spec("tensorboard") is not None if tensorboard is None else tensorboard:
             watch.append(splitgrow.TensorBoard(folder / "tensorboard"))
         result = loaded.run(folder, resume=resume, seed=seed, watch=watch)
     typer.echo(str(result))
@@ -88,7 +102,11 @@ def report(
         "report.html"
     ),
 ) -> None:
-    """Write one HTML page about runs: losses, widths, family trees, predictions, sizes."""
+    """Write one HTML page about runs.
+
+    Losses with their splits, widths of layers, family trees of neurons, predicted against measured
+    change of the loss, metrics against size. The page needs no network.
+    """
     from splitgrow.report import write_report
 
     typer.echo(f"wrote {write_report(run_dirs, output)}")

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from splitgrow.capture import Call, ExampleInputs
 from splitgrow.checkpoint import load, load_optimizer
 from splitgrow.cost import CostModel
-from splitgrow.errors import InputError, Interrupted
+from splitgrow.errors import InputError, Interrupted, SplitgrowError
 from splitgrow.history import Event, History, PhaseRecord, Split, lasting_names
 from splitgrow.methods import Growth, Method, Nothing, Site, method_named
 from splitgrow.phase import Phase, check_seed
@@ -89,7 +89,9 @@ def grow(
         model: the seed, a small net. On an error it is left as the last completed step made it.
         train: ``train(model, phase)`` trains the model as you like, :class:`splitgrow.Trainer` for
             those who have nothing of their own. An optimizer assigned to ``phase.optimizer`` is
-            carried along. What it reports with ``phase.log(loss)`` becomes the curve.
+            carried along. What it reports with ``phase.log(loss)`` becomes the curve. Random
+            numbers come from the global generators, which are seeded for each phase; a generator
+            of your own should be seeded with ``phase.seed``, or a resumed run differs.
         loss_fn: ``loss_fn(model, batch)`` gives the mean loss of a batch.
         batches: what to score neurons and to search the step on: a list or a loader.
         example_inputs: as for :func:`splitgrow.find_units`; left out, they are taken from the
@@ -271,7 +273,7 @@ class _Run:
         )  # fmt: skip
         clock = _Clock()
         self.watcher.on_stage(number, "train")
-        with seeded(phase.seed), clock.time("train"):
+        with seeded(phase.seed), clock.time("train"), _hint_at_optimizer(phase):
             train(self.model, phase)
         self.optimizer, self.restore = phase.optimizer, None
         self._check_stop()
@@ -466,6 +468,21 @@ def _flag_on_interrupt(stop: threading.Event) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def _hint_at_optimizer(phase: Phase) -> Iterator[None]:
+    """An optimizer that was not handed over knows the old shapes; torch's error does not say so."""
+    try:
+        yield
+    except RuntimeError as error:
+        if phase.number and phase.optimizer is None and not isinstance(error, SplitgrowError):
+            error.add_note(
+                f"phase {phase.number} trains a net that was split. If train() keeps an optimizer "
+                "from an earlier phase, hand it over once, phase.optimizer = optimizer, so that "
+                "its state follows the neurons; or make a new one in each phase."
+            )
+        raise
 
 
 def _seed_of(seed: int, phase: int, stage: str) -> int:
