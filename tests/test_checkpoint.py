@@ -24,10 +24,11 @@ from torch.nn.utils import parametrizations, parametrize
 import splitgrow as sg
 from cases import CASES, Case
 from helpers_split import ConvNet, Problem, Snapshot, hand_plan, mlp, mse, problem
-from splitgrow import checkpoint, files
+from splitgrow import checkpoint, files, optimizer_file
 from splitgrow.attributes import SIZES
-from splitgrow.checkpoint import load, load_optimizer, read_metadata, save, save_optimizer
+from splitgrow.checkpoint import load, read_metadata, save
 from splitgrow.errors import CheckpointError, InputError
+from splitgrow.optimizer_file import load_optimizer, save_optimizer
 
 
 def assert_same_tensors(found: nn.Module, expected: nn.Module) -> None:
@@ -1154,7 +1155,7 @@ def test_failure_while_an_optimizer_is_filled(
     model = grown()
     optimizer = optim.Adam(groups(model), lr=0.7)
     train(model, optimizer, 1)
-    refill, calls = checkpoint._refill, []
+    refill, calls = optimizer_file._refill, []
 
     def failing(*args: Any) -> None:
         calls.append(1)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -14,8 +12,6 @@ from numbers import Real
 from typing import Any, Literal
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
@@ -23,6 +19,7 @@ from torch.utils import _pytree as pytree
 from splitgrow.errors import InputError, LossError, OptimizerError
 from splitgrow.phase import Phase, check_seed, finite_loss
 from splitgrow.state import seeded
+from splitgrow.surroundings import Interrupts, bar, drop_gradients, grad_on, training
 from splitgrow.tap import LossFn
 from splitgrow.view import check_batches, generators
 
@@ -456,15 +453,15 @@ def _fit(
     if settings.amp:
         _check_amp(device)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_grad_on())
+        stack.enter_context(grad_on())
         if settings.device is not None:
             model.to(device)
         optimizer = _optimizer(model, settings, phase)
         stack.enter_context(seeded(seed, generators(settings.batches)))
-        stack.enter_context(_training(model, optimizer))
+        stack.enter_context(training(model, optimizer))
         rates = stack.enter_context(_Rates(optimizer, settings.schedule))
-        interrupts = stack.enter_context(_Interrupts())
-        show = stack.enter_context(_bar(progress, length and length * settings.epochs))
+        interrupts = stack.enter_context(Interrupts())
+        show = stack.enter_context(bar(progress, length and length * settings.epochs))
         step = _Step(model, settings, optimizer, device, phase)
         run = _Run(settings, length, phase, step, rates, interrupts, show)
         stopped = run.epochs(_passes(settings, seed))
@@ -498,7 +495,7 @@ class _Step:
         """The loss of the batch before the step. Where it is not finite, no step is taken."""
         place = self._place(iteration)
         batch = to_device(batch, self.device)
-        _drop_gradients(self.model, self.optimizer)
+        drop_gradients(self.model, self.optimizer)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.amp):
             loss = _check_scalar(self.settings.loss_fn(self.model, batch), place)
         loss.backward()
@@ -522,7 +519,7 @@ class _Run:
     phase: Phase | None
     step: _Step
     rates: _Rates
-    interrupts: _Interrupts
+    interrupts: Interrupts
     show: Callable[[int, float], None]
     iterations: int = 0
     whole_epochs: int = 0
@@ -627,93 +624,3 @@ class _Plateau:
 def _whole_epochs(length: int | None) -> int:
     """The fewest whole epochs with at least LEAST_WINDOW iterations, in iterations."""
     return LEAST_WINDOW if length is None else length * math.ceil(LEAST_WINDOW / length)
-
-
-# --- the world around ---------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _grad_on() -> Iterator[None]:
-    """Gradients are computed, even where the caller has switched them off."""
-    with torch.inference_mode(False), torch.enable_grad():
-        yield
-
-
-@contextlib.contextmanager
-def _training(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
-    """Training mode inside; every module's own mode again outside, and no gradients left."""
-    modes = [(module, module.training) for module in model.modules()]
-    was_training = model.training
-    try:
-        if not was_training:
-            model.train()
-        yield
-    finally:
-        if not was_training:
-            model.train(False)  # a model's own train() may do more than set the mode
-        for module, mode in modes:
-            module.training = mode
-        _drop_gradients(model, optimizer)
-
-
-def _drop_gradients(model: nn.Module, optimizer: Optimizer) -> None:
-    """Of all that the loss may reach: either may own parameters that the other does not."""
-    model.zero_grad(set_to_none=True)
-    optimizer.zero_grad(set_to_none=True)
-
-
-class _Interrupts:
-    """Ctrl-C is held back during a batch, and raised at its end; pressed twice, at once.
-
-    Where somebody has a handler of their own, or outside the main thread, nothing is changed.
-    """
-
-    def __init__(self) -> None:
-        self._holding = self._pressed = self._installed = False
-
-    def __enter__(self) -> _Interrupts:
-        if (
-            threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        ):
-            signal.signal(signal.SIGINT, self._handle)
-            self._installed = True
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._installed:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def _handle(self, *_: object) -> None:
-        if not self._holding or self._pressed:
-            raise KeyboardInterrupt
-        self._pressed = True
-
-    @contextlib.contextmanager
-    def held_back(self) -> Iterator[None]:
-        """Inside, the first Ctrl-C waits."""
-        self._holding = True
-        try:
-            yield
-        finally:
-            self._holding = False
-        if self._pressed:
-            raise KeyboardInterrupt
-
-
-@contextlib.contextmanager
-def _bar(label: str | None, total: int | None) -> Iterator[Callable[[int, float], None]]:
-    """A function that shows (iterations done, loss), as a progress bar or not at all."""
-    if label is None:
-        yield lambda *_: None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.4g}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(label, total=total, loss=math.nan)
-        yield lambda done, loss: progress.update(task, completed=done, loss=loss)

@@ -19,11 +19,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from splitgrow.capture import Call, ExampleInputs
-from splitgrow.checkpoint import load, load_optimizer
+from splitgrow.checkpoint import load
 from splitgrow.cost import CostModel
 from splitgrow.errors import InputError, Interrupted, SplitgrowError
 from splitgrow.history import Event, History, PhaseRecord, Split, lasting_names
 from splitgrow.methods import Growth, Method, Nothing, Site, method_named
+from splitgrow.optimizer_file import load_optimizer
 from splitgrow.phase import Phase, check_seed
 from splitgrow.policy import Budget, Policy
 from splitgrow.runs import RunFolder, Saved

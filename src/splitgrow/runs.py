@@ -29,10 +29,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from splitgrow.checkpoint import OPTIMIZER_FORMAT, read_metadata, save, save_optimizer
+from splitgrow.checkpoint import read_metadata, save
 from splitgrow.errors import CheckpointError, InputError
 from splitgrow.files import _temporary_beside, atomic_directory, clean, read_sealed, write_file
 from splitgrow.history import History
+from splitgrow.optimizer_file import OPTIMIZER_FORMAT, save_optimizer
 
 _PHASE = re.compile(r"phase-(\d{4,})(-grown)?")
 MODEL, OPTIMIZER, HISTORY, SETTINGS = (
