@@ -1165,7 +1165,7 @@ def test_failure_while_an_optimizer_is_filled(
 
     snapshot = Snapshot(model, optimizer)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_refill", failing)
+        patch.setattr(optimizer_file, "_refill", failing)
         with pytest.raises(KeyboardInterrupt):
             load_optimizer(optimizer, state_path)
     snapshot.assert_same()
