@@ -345,3 +345,61 @@ def test_wrong_arguments_of_score_are_named(arguments: dict[str, Any], words: st
     }
     with pytest.raises(sg.InputError, match=words):
         sg.score(**(given | arguments))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (torch.nn.functional.mse_loss, "takes outputs and targets"),
+        (nn.MSELoss(), "takes outputs and targets"),
+        (lambda model: model, "is called as loss_fn(model, batch)"),
+        (3, "expected a function, got int"),
+    ],
+)
+def test_a_loss_of_outputs_and_targets_is_not_a_loss_fn(wrong: Any, words: str) -> None:
+    model, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)), torch.randn(4, 2)
+    with pytest.raises(sg.InputError) as caught:
+        sg.score(model, wrong, [(x, x)])
+    assert words in str(caught.value)
+
+
+def test_one_batch_in_place_of_a_list_of_batches() -> None:
+    model, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)), torch.randn(4, 2)
+    with pytest.raises(sg.InputError, match=r"Put it into a list: \[\(inputs, targets\)\]"):
+        sg.score(model, lambda m, b: m(b[0]).mean(), (x, x))
+
+
+def test_lazy_modules_are_explained_and_left_alone() -> None:
+    model = nn.Sequential(nn.LazyLinear(3), nn.Tanh(), nn.Linear(3, 1))
+    with pytest.raises(sg.CaptureError, match="Run the model on one batch"):
+        sg.find_units(model, torch.randn(2, 4))
+    assert isinstance(model[0], nn.LazyLinear)
+
+
+def test_scripted_models_are_explained() -> None:
+    model = torch.jit.script(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)))
+    with pytest.raises(sg.InputError, match="Give the one it came from"):
+        sg.find_units(model, torch.randn(2, 2))
+
+
+def test_a_branch_on_values_is_explained_without_noise(capfd: pytest.CaptureFixture[str]) -> None:
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(2, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.a(x)
+            return h if h.sum() > 0 else -h
+
+    with pytest.raises(sg.CaptureError, match=r"line \d+, in forward"):
+        sg.find_units(Branch(), torch.randn(2, 2))
+    printed = capfd.readouterr()
+    assert printed.err == ""
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize("wrong", [{"fraction": "0.3"}, {"count": "3"}, {"threshold": "low"}])
+def test_selections_of_the_wrong_type_are_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(sg.InputError, match=next(iter(wrong))):
+        sg.Policy(**wrong)

@@ -13,7 +13,7 @@ and all of it in turn, until a budget is spent::
 """
 
 from splitgrow.attributes import sizes_of
-from splitgrow.checkpoint import load, save
+from splitgrow.checkpoint import load, read_metadata, save
 from splitgrow.cost import Cost, CostModel
 from splitgrow.curvature import Softplus
 from splitgrow.errors import (
@@ -31,6 +31,7 @@ from splitgrow.experiment import Experiment
 from splitgrow.fit import Cosine, Fit, Patience, Step, Trainer, fit
 from splitgrow.grow import Result, grow
 from splitgrow.history import Event, History, Neuron, PhaseRecord, Split
+from splitgrow.live import Live
 from splitgrow.methods import Method
 from splitgrow.optimizer import state_of
 from splitgrow.phase import Phase
@@ -60,6 +61,7 @@ __all__ = [
     "History",
     "InputError",
     "Interrupted",
+    "Live",
     "LossError",
     "Method",
     "Neuron",
@@ -94,6 +96,7 @@ __all__ = [
     "fit",
     "grow",
     "load",
+    "read_metadata",
     "rule",
     "save",
     "score",

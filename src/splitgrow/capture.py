@@ -10,6 +10,7 @@ import contextlib
 import copy
 import dataclasses
 import inspect
+import io
 import logging
 import traceback
 import warnings
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from splitgrow.errors import CaptureError, InputError
@@ -313,6 +315,12 @@ def _fixed(size: Any) -> int | str:
 
 def capture(model: nn.Module, example: Call) -> Graph:
     """Export the model in eval mode, with a batch size that may vary where the model allows it."""
+    lazy = [name for name, t in named_tensors(model).items() if is_lazy(t)]
+    if lazy:
+        raise CaptureError(
+            f"{lazy[0]} has no shape yet: it belongs to a lazy module. Run the model on one batch "
+            "before find_units."
+        )
     example = example.to(None)
     with eval_mode(model):
         program, structure, batch = _export(model, example)
@@ -414,13 +422,13 @@ def _export(
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """torch.export logs its own retries; our messages say what matters."""
-    logger = logging.getLogger("torch")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # torch's loggers have levels of their own
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()):  # where it prints graphs that failed
+            yield
     finally:
-        logger.setLevel(level)
+        logging.disable(before)
 
 
 def _explain(model: nn.Module, example: Call, error: Exception) -> str:

@@ -60,7 +60,7 @@ def save(model: nn.Module, path: Path, *, metadata: Mapping[str, str] | None = N
     Args:
         model: any model; the one inside, if it comes from ``torch.compile``.
         path: the file to write or replace. Its folder must exist.
-        metadata: texts of your own to keep in the file; ``read_metadata`` gives them back.
+        metadata: texts of your own to keep in the file; ``sg.read_metadata`` gives them back.
 
     Raises:
         CheckpointError: the model holds what a file cannot, or the file cannot be written.

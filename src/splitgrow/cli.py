@@ -24,6 +24,18 @@ app = typer.Typer(
 )
 
 
+@app.callback(invoke_without_command=True)
+def options(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Grow neural networks by splitting neurons: the smallest net that does the job."""
+    if show_version:
+        version()
+        raise typer.Exit
+
+
 @app.command()
 def demo(
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,

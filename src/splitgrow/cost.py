@@ -8,7 +8,8 @@ normalisation, activations, pooling, element-wise products) counts 0.
 counts nothing for a matrix times a vector or for an einsum that it runs as element-wise products,
 and an einsum of three operands as two products in the order it chooses, not as one sum over all
 indices. Attention that runs as one fused operation is not counted here, and by torch only with
-some of its kernels; no unit passes through it, so no split changes its cost.
+some of its kernels; nor are recurrent layers. No unit passes through either, so a split changes
+their cost at most through the sizes of what they read, which are never split.
 """
 
 from __future__ import annotations

@@ -45,6 +45,16 @@ class Experiment:
     finish: Train | None = None
     exclude: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not callable(self.model):
+            raise InputError(
+                "model: expected a torch.nn.Module or a function that builds one, got "
+                f"{type(self.model).__name__}."
+            )
+
+    def __repr__(self) -> str:
+        return f"Experiment({getattr(self.model, '__name__', type(self.model).__name__)})"
+
     def run(
         self,
         run_dir: str | Path | None = None,
@@ -136,8 +146,8 @@ def _guarded(place: str, action: Callable[[], Any]) -> Any:
     except SplitgrowError:
         raise
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        last = frames[-1] if frames else None
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if "<" not in f.filename]
+        last = frames[-1] if frames and not isinstance(error, SyntaxError) else None
         where = f" ({Path(last.filename).name}, line {last.lineno}: {last.line})" if last else ""
         raise InputError(
             f"{place} cannot be run: {type(error).__name__}: {error}{where}"

@@ -139,6 +139,12 @@ class Trainer:
             raise InputError("\n".join(problems))
         check_batches(self.batches)
 
+    def describe(self) -> str:
+        """The settings in a line, for a record."""
+        names = [f.name for f in dataclasses.fields(self) if f.name not in ("batches", "loss_fn")]
+        values = ((name, getattr(self, name)) for name in names)
+        return ", ".join(f"{n}={getattr(v, '__name__', v)}" for n, v in values if v is not None)
+
     def __call__(self, model: nn.Module, phase: Phase) -> None:
         """Train the model for one phase."""
         _fit(model, self, phase, phase.seed, None)

@@ -22,6 +22,7 @@ from splitgrow.capture import Call, ExampleInputs
 from splitgrow.checkpoint import load
 from splitgrow.cost import CostModel
 from splitgrow.errors import InputError, Interrupted, SplitgrowError
+from splitgrow.fit import Trainer
 from splitgrow.history import Event, History, PhaseRecord, Split, lasting_names
 from splitgrow.methods import Growth, Method, Nothing, Site, method_named
 from splitgrow.optimizer_file import load_optimizer
@@ -31,7 +32,7 @@ from splitgrow.runs import RunFolder, Saved
 from splitgrow.state import eval_mode, seeded
 from splitgrow.tap import LossFn
 from splitgrow.units import Units, _without, find_units
-from splitgrow.view import check_batches, first_call, mean_loss
+from splitgrow.view import check_batches, check_call, check_loss_fn, first_call, mean_loss
 from splitgrow.watch import Everyone, Watcher
 
 Train = Callable[[nn.Module, Phase], object]
@@ -116,9 +117,11 @@ def grow(
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
-    for name, function in (("train", train), ("loss_fn", loss_fn), ("finish", finish or train)):
+    for name, function in (("train", train), ("finish", finish or train)):
         if not callable(function):
             raise InputError(f"{name}: expected a function, got {type(function).__name__}.")
+        check_call(name, function, "model, phase")
+    check_loss_fn(loss_fn)
     check_batches(batches)
     _check_settings(policy, until, method, evaluate)
     if resume and run_dir is None:
@@ -365,7 +368,8 @@ class _Run:
             return None
         settings = {"name": self.history.name, "method": self.method_name, "seed": self.seed,
                     "policy": asdict(self.policy), "until": asdict(self.until),
-                    "exclude": list(self.exclude)}  # fmt: skip
+                    "exclude": list(self.exclude), "train": _described(self.train),
+                    "finish": _described(self.finish)}  # fmt: skip
         saved = self.folder.begin(settings, resume=resume)
         last = self._newest_usable(saved)
         if last is not None:
@@ -412,11 +416,17 @@ class _Run:
         if self.folder is None:
             return Interrupted("stopped. Without run_dir= nothing was kept to resume from.", None)
         where = self.folder.path
+        kept = "the run up to its last whole phase" if self.folder.saved() else "no whole phase yet"
         return Interrupted(
-            f"stopped. {where} holds the run up to its last whole phase; resume=True, or --resume "
-            "on the command line, goes on from there.",
+            f"stopped. {where} holds {kept}; resume=True, or --resume on the command line, goes on "
+            "from there.",
             where,
         )
+
+
+def _described(train: Train | None) -> str:
+    """Settings of a training that a resumed run must share, as far as they can be known."""
+    return train.describe() if isinstance(train, Trainer) else ""
 
 
 class _Told(Watcher):

@@ -78,7 +78,8 @@ class Budget:
 
     Args:
         params: the grown net has at most this many parameters; the last split is trimmed to fit.
-        macs: the same, in multiply-accumulates per sample.
+        macs: the same, in multiply-accumulates per sample, of convolutions and matrix products;
+            recurrent layers and fused attention, which never grow, are not counted.
         phases: how many times to train.
         metric: ``("accuracy", 0.99)``: end when ``evaluate`` reports at least this. For a metric
             that should fall, give its negative value: ``("-error", -0.01)``.

@@ -18,7 +18,7 @@ from splitgrow.errors import InputError
 from splitgrow.matrix import SplittingMatrix, arranged
 from splitgrow.tap import Evidence, LossFn, collect
 from splitgrow.units import Unit, Units, find_units, named_tensors
-from splitgrow.view import check_batches, first_call
+from splitgrow.view import check_batches, check_loss_fn, first_call
 
 LANCZOS_STEPS = 8
 # Activations of several batches may be kept up to this many bytes, however small one batch is.
@@ -124,8 +124,7 @@ def score(
 def _check(model: Any, loss_fn: Any, units: Any, steps: int | None) -> None:
     if not isinstance(model, nn.Module):
         raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
-    if not callable(loss_fn):
-        raise InputError("loss_fn: expected a function loss_fn(model, batch) -> mean loss.")
+    check_loss_fn(loss_fn)
     if units is not None and not isinstance(units, Units):
         raise InputError(f"units: expected what find_units() returned, got {type(units).__name__}.")
     if steps is not None and steps < 1:

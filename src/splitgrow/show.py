@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from splitgrow.cost import CostModel
+
 if TYPE_CHECKING:
     from splitgrow.history import History
     from splitgrow.plan import SplitPlan
@@ -24,19 +26,26 @@ def render(*renderables: object, width: int = 100) -> str:
     return captured.get().rstrip()
 
 
+def _neurons(count: int) -> str:
+    return "1 neuron" if count == 1 else f"{count} neurons"
+
+
 def units_table(units: Units) -> str:
     """What can be split, by how many parameters per neuron; what cannot, and why."""
     count = "1 unit" if len(units) == 1 else f"{len(units)} units"
     table = Table(title=f"{count} can be split", title_justify="left")
     table.add_column("unit")
     table.add_column("neurons", justify="right")
-    table.add_column("parameters each", justify="right")
+    table.add_column("own parameters", justify="right")
+    table.add_column("a split adds", justify="right")
     table.add_column("made of")
     table.add_column("read by")
+    costs = CostModel(units)
     for unit in units:
+        adds = f"{costs.added(unit, {}).params:,}"
         read_by = ", ".join(dict.fromkeys(s.name for s in unit.consumers))
         made_of = ", ".join(unit.parameters)
-        table.add_row(unit.name, str(unit.width), str(unit.size), made_of, read_by)
+        table.add_row(unit.name, str(unit.width), str(unit.size), adds, made_of, read_by)
     if not units.skipped:
         return render(table)
     shown = [table] if len(units) else [table.title]
@@ -81,7 +90,7 @@ def scores_table(scores: Scores, most: int = 10) -> str:
 
 def plan_table(plan: SplitPlan) -> str:
     """How many neurons of which units, and the strongest of each."""
-    table = Table(title=f"plan: split {len(plan)} neurons", title_justify="left")
+    table = Table(title=f"plan: split {_neurons(len(plan))}", title_justify="left")
     for header in ("unit", "split", "of", "smallest lambda", "neurons"):
         table.add_column(header, justify="left" if header in ("unit", "neurons") else "right")
     for name, neurons in plan.chosen.items():
@@ -94,7 +103,7 @@ def plan_table(plan: SplitPlan) -> str:
 
 def receipt_table(receipt: Receipt) -> str:
     """Widths before and after, and the change of loss that was predicted and measured."""
-    table = Table(title=f"split {len(receipt.offspring)} neurons", title_justify="left")
+    table = Table(title=f"split {_neurons(len(receipt.offspring))}", title_justify="left")
     for header in ("unit", "before", "after"):
         table.add_column(header, justify="left" if header == "unit" else "right")
     for name, (before, after) in receipt.widths.items():
@@ -116,8 +125,8 @@ def receipt_table(receipt: Receipt) -> str:
 
 STOPPED = {
     "phases": "as many phases as asked for",
-    "params": "the budget of parameters is spent",
-    "macs": "the budget of MACs is spent",
+    "params": "no further split fits the budget of parameters",
+    "macs": "no further split fits the budget of MACs",
     "metric": "the metric is reached",
     "stable": "splitting stable: no neuron is left whose splitting index is low enough",
     "refused": "no step of a split lowers the loss",

@@ -20,7 +20,7 @@ from splitgrow.surgery import Regrowth, plan_regrowth, regrow
 from splitgrow.tap import LossFn
 from splitgrow.trial import largest_change, run, tolerance
 from splitgrow.units import named_tensors
-from splitgrow.view import check_batches, mean_loss
+from splitgrow.view import check_batches, check_loss_fn, mean_loss
 
 # Steps are searched among 10 ** (i / 4), as a fraction of each neuron's own length: from the
 # first i on, by two at a time, between the smallest and the largest.
@@ -90,7 +90,8 @@ def split(
         model: the model that the plan was made for.
         plan: what ``select`` returned.
         step: the paper's epsilon, absolute and the same for every neuron. Nothing is searched.
-        optimizer: its state follows the neurons; parameter groups and schedulers stay valid.
+        optimizer: its state follows the neurons; parameter groups and schedulers stay valid. One
+            that is not given here, and has state, fails at its next step.
         loss_fn: ``loss_fn(model, batch)`` gives the mean loss of a batch.
         batches: data to search the step on, and to measure the change of loss.
     """
@@ -161,8 +162,8 @@ def _check_data(step: float | None, loss_fn: LossFn | None, batches: Iterable[An
         raise InputError(
             "to search the step, give loss_fn= and batches=; or set it yourself with step=."
         )
-    if loss_fn is not None and not callable(loss_fn):
-        raise InputError(f"loss_fn: expected a function, got {type(loss_fn).__name__}.")
+    if loss_fn is not None:
+        check_loss_fn(loss_fn)
     if batches is not None:
         check_batches(batches)
 

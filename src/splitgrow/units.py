@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -168,6 +168,10 @@ class Units(Sequence[Unit]):
                     "is another one, or it has been split since. Call find_units again."
                 )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Units:
+        """Units are never changed, so a copy is the same."""
+        return self
+
     def __str__(self) -> str:
         from splitgrow.show import units_table
 
@@ -195,6 +199,8 @@ def find_units(
 
     if not isinstance(model, nn.Module):
         raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError("model: a scripted model is no longer Python. Give the one it came from.")
     graph = capture(model, Call.from_example(example_inputs))
     analysis = analyse(graph, model)
     units, skipped = _collect(analysis, model)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.loss import _Loss
 
 from splitgrow.capture import Call
 from splitgrow.errors import InputError, LossError
@@ -76,6 +78,11 @@ def check_batches(batches: Iterable[Any]) -> None:
     """A list or a loader, not something that can be read only once."""
     if isinstance(batches, Tensor):
         raise InputError("batches: got a single tensor. Give a list of batches: [tensor].")
+    if isinstance(batches, tuple) and batches and all(isinstance(b, Tensor) for b in batches):
+        raise InputError(
+            "batches: got a tuple of tensors, which looks like one batch. Put it into a list: "
+            "[(inputs, targets)]."
+        )
     if isinstance(batches, Mapping | str | bytes) or not isinstance(batches, Iterable):
         raise InputError(
             f"batches: expected a list of batches or a DataLoader, got {type(batches).__name__}. "
@@ -86,6 +93,37 @@ def check_batches(batches: Iterable[Any]) -> None:
             "batches: a generator can be read only once, and these are read several times. Give a "
             "list, batches=list(batches), or a DataLoader."
         )
+
+
+def check_loss_fn(loss_fn: Any) -> None:
+    """A function of the model and a batch, not of outputs and targets."""
+    if not callable(loss_fn):
+        raise InputError(
+            f"loss_fn: expected a function, got {type(loss_fn).__name__}: loss_fn(model, batch) -> "
+            "mean loss."
+        )
+    module = getattr(loss_fn, "__module__", "") or ""
+    if isinstance(loss_fn, _Loss) or module == "torch.nn.functional":
+        name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
+        raise InputError(
+            f"loss_fn: {name} takes outputs and targets, but loss_fn is called with the model and "
+            f"a batch. Wrap it: lambda model, batch: {name}(model(batch[0]), batch[1])."
+        )
+    check_call("loss_fn", loss_fn, "model, batch")
+
+
+def check_call(name: str, function: Any, arguments: str) -> None:
+    """Can a function be called with these arguments, as far as its signature tells?"""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*arguments.split(", "))
+    except TypeError as error:
+        raise InputError(
+            f"{name}: it is called as {name}({arguments}), and takes {signature} ({error})."
+        ) from None
 
 
 def check_loss(loss: Any, index: int) -> Tensor:
@@ -100,7 +138,7 @@ def check_loss(loss: Any, index: int) -> Tensor:
     if not torch.isfinite(loss):
         raise LossError(
             f"the loss of batches[{index}] is {loss.item()}. Scores of such a model mean nothing: "
-            "look for a division by zero or a learning rate that is too high, and train on."
+            "look for such numbers in the data, a division by zero or too high a learning rate."
         )
     return loss
 

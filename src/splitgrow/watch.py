@@ -84,7 +84,15 @@ class TensorBoard(Watcher):
                 "TensorBoard: the package tensorboard is not installed. Install it, or leave the "
                 "watcher out."
             ) from error
-        self._writer: Any = SummaryWriter(str(folder))
+        self._folder, self._make = str(folder), SummaryWriter
+        self._made: Any = None
+
+    @property
+    def _writer(self) -> Any:
+        """Made when there is something to write: a run that is refused leaves no files."""
+        if self._made is None:
+            self._made = self._make(self._folder)
+        return self._made
 
     def on_iteration(self, phase: Phase, iteration: int, loss: float) -> None:
         """The training loss."""
@@ -113,4 +121,6 @@ class TensorBoard(Watcher):
 
     def on_end(self, history: History) -> None:
         """Close the file."""
-        self._writer.close()
+        if self._made is not None:
+            self._made.close()
+            self._made = None

@@ -11,8 +11,8 @@ from splitgrow.report.words import brief, count, duration, short, times, whole
 
 REASONS = {
     "phases": "number of phases reached",
-    "params": "parameter budget reached",
-    "macs": "MAC budget reached",
+    "params": "no further split fits the parameter budget",
+    "macs": "no further split fits the MAC budget",
     "metric": "metric reached",
     "stable": "splitting stable: no neuron is left that gains by a split",
     "refused": "no step of the split lowered the loss",
