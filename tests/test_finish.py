@@ -169,3 +169,17 @@ def test_where_no_neuron_helps_nothing_is_changed() -> None:
     with pytest.raises(sg.SplitRefused, match="Nothing was changed"):
         Splitting().carry_out(site, mixed)
     assert all(torch.equal(before[n], t) for n, t in model.state_dict().items())
+
+
+@pytest.mark.parametrize("effect", [0.0, 0.05])
+def test_new_neurons_have_the_effect_that_they_are_given(effect: float) -> None:
+    result = sg.grow(
+        build(), train=Training(5), loss_fn=loss_fn, batches=[data()],
+        policy=sg.Policy(count=2), until=sg.Budget(phases=2), method=sg.NewNeuron(effect),
+    )  # fmt: skip
+    split = result.history.phases[0].split
+    assert split is not None
+    assert split.parity is not None
+    assert (split.parity > 1e-6) == (effect > 0)
+    assert split.parity < 1.0
+    assert [event.parent for event in split.neurons] == [None, None]

@@ -12,6 +12,7 @@ and all of it in turn, until a budget is spent::
     result = splitgrow.grow(model, train=train, loss_fn=loss_fn, batches=batches)
 """
 
+from splitgrow.additions import NewNeuron
 from splitgrow.attributes import sizes_of
 from splitgrow.checkpoint import load, read_metadata, save
 from splitgrow.cost import Cost, CostModel
@@ -65,6 +66,7 @@ __all__ = [
     "LossError",
     "Method",
     "Neuron",
+    "NewNeuron",
     "Offspring",
     "Op",
     "OptimizerError",

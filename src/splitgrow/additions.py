@@ -60,6 +60,13 @@ class Offspring:
                 noise = self._normal(tensor) * (size * tensor.square().mean().sqrt())
                 tensor.add_(noise * _at(sign == -1, slot.dim, tensor))
 
+    def give_effect(self, size: float, among: Collection[str] | None = None) -> None:
+        """Columns that read new neurons get noise, relative to the tensor's own scale."""
+        for name, tensor, plan in self.tensors():
+            for dim, sign in plan.readers if among is None or name in among else ():
+                noise = self._normal(tensor) * (size * tensor.square().mean().sqrt())
+                tensor.add_(noise * _at(sign == -1, dim, tensor))
+
     def masks(self) -> dict[str, Tensor]:
         """By parameter, 1 for entries that are a new neuron's or read one, 0 for the others."""
         found: dict[str, Tensor] = {}
@@ -148,12 +155,25 @@ class _Anywhere(Method):
         return shuffled(random_entries(site), site.generator)
 
 
+@dataclass(frozen=True)
 class NewNeuron(_Anywhere):
-    """New neurons with random weights and no effect at first, trained with the others."""
+    """New neurons with random weights, trained with the others.
+
+    Args:
+        effect: size of the columns that read them, relative to those that are there; with 0 (the
+            method ``"new"``) they have no effect until they are trained.
+    """
+
+    effect: float = 0.0
 
     def carry_out(self, site: Site, plan: SplitPlan) -> Growth:
         """Add them."""
-        return _grow_by(site, plan, Offspring.renew, _afresh)
+
+        def change(offspring: Offspring) -> None:
+            offspring.renew()
+            offspring.give_effect(self.effect)
+
+        return _grow_by(site, plan, change, _afresh)
 
 
 class Net2Net(_Anywhere):
@@ -184,14 +204,6 @@ class Boosting(_Anywhere):
         return _grow_by(site, plan, change, _afresh)
 
 
-def _silence_less(offspring: Offspring, trainable: Collection[str]) -> None:
-    """Columns of new neurons a little off 0: with both sides at 0 there would be no gradient."""
-    for name, tensor, plan in offspring.tensors():
-        for dim, sign in plan.readers if name in trainable else ():
-            noise = offspring._normal(tensor) * (1e-3 * tensor.square().mean().sqrt())
-            tensor.add_(noise * _at(sign == -1, dim, tensor))
-
-
 def _fit_alone(site: Site, offspring: Offspring) -> None:
     """Adam on the entries of new neurons, no other one moves; the best pass is kept.
 
@@ -200,7 +212,7 @@ def _fit_alone(site: Site, offspring: Offspring) -> None:
     named, masks = named_tensors(site.model), offspring.masks()
     leaves = {name: (named[name], mask) for name, mask in masks.items() if _is_trained(named[name])}
     best, kept = mean_loss(site.model, site.loss_fn, site.batches), _copies(leaves.values())
-    _silence_less(offspring, leaves)
+    offspring.give_effect(1e-3, leaves)  # at 0 the neurons themselves would have no gradient
     last = inf
     for loss in _fitting(site, list(leaves.values())):
         if loss < best:
