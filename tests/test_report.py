@@ -174,11 +174,11 @@ def test_the_table_has_a_line_for_each_run(tmp_path: Path) -> None:
     (row,) = rows([grown])
     assert (row.label, row.method, row.phases) == ("bare", "splitting", "2")
     assert (row.params, row.macs, row.loss) == ("100 → 250", "2M → 4.5M", "0.5 → 0.25")
-    assert (row.metrics, row.stopped) == (("0.5 → 0.75",), "MAC budget reached")
+    assert (row.metrics, row.stopped) == (("0.5 → 0.75",), "no further split fits the MAC budget")
     assert headline([grown]) == "How bare grew"
     assert lead([grown]) == (
         "The network grew from 100 to 250 parameters (2.5 times as many) in 2 phases; "
-        "accuracy went from 0.5 to 0.75. Why it stopped: MAC budget reached."
+        "accuracy went from 0.5 to 0.75. Why it stopped: no further split fits the MAC budget."
     )
 
 

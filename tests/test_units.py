@@ -72,7 +72,7 @@ def test_a_neurons_vector_is_its_slices_one_after_the_other() -> None:
 def test_printed_units_are_a_table_for_people() -> None:
     text = str(sg.find_units(mlp(), torch.randn(3, 5)))
     assert "2 units can be split" in text
-    for word in ("0.weight, 0.bias", "2.weight", "parameters each", "its neurons are the model's"):
+    for word in ("0.weight, 0.bias", "2.weight", "own parameters", "its neurons are the model's"):
         assert word in text
     assert repr(sg.find_units(mlp(), torch.randn(3, 5))) == text
 

@@ -14,6 +14,7 @@ import typer
 
 import splitgrow
 from splitgrow.errors import InputError, Interrupted, SplitgrowError
+from splitgrow.paper.cli import app as paper
 
 app = typer.Typer(
     help="Grow neural networks by splitting neurons: the smallest net that does the job.",
@@ -22,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(paper, name="paper")
 
 
 @app.callback(invoke_without_command=True)

@@ -96,7 +96,7 @@ def _check_amounts(fraction: float | None, count: int | None, threshold: float) 
         raise InputError(f"fraction: expected a number in (0, 1], got {fraction!r}.")
     _check_whole("count", count, 1)
     if not (_is_number(threshold) and threshold <= 0):
-        raise InputError(f"threshold: lambda* must be a number <= 0, got {threshold!r}.")
+        raise InputError(f"threshold: lambda* must be <= 0, got {threshold!r}.")
 
 
 def _is_number(value: Any) -> bool:
