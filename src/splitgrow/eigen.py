@@ -20,6 +20,12 @@ class Eigenpairs:
     residuals: Tensor  # (n,)
 
 
+def random_vector(size: int, seed: int) -> Tensor:
+    """The same vector each time, in float64 on the CPU, whatever it is used with."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, generator=generator, dtype=torch.float64)
+
+
 def dense(apply: Matvec, n: int, d: int, like: Tensor) -> Tensor:
     """The n matrices (n, d, d), column by column: one product gives one column of each."""
     columns = []

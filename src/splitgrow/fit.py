@@ -21,7 +21,7 @@ from splitgrow.phase import Phase, check_seed, finite_loss
 from splitgrow.state import seeded
 from splitgrow.surroundings import Interrupts, bar, drop_gradients, grad_on, training
 from splitgrow.tap import LossFn
-from splitgrow.view import check_batches, generators
+from splitgrow.view import check_batches, check_scalar, generators
 
 Schedule = Callable[[float], float]
 ScheduleChoice = Literal["constant", "cosine", "step"] | Schedule
@@ -338,15 +338,9 @@ def _check_amp(device: torch.device) -> None:
         )
 
 
-def _check_scalar(loss: Any, place: str) -> Tensor:
+def _check_differentiable(loss: Any, place: str) -> Tensor:
     """The loss, if it is one number that can be differentiated."""
-    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
-        got = f"{loss.dtype} of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(
-            loss).__name__  # fmt: skip
-        raise LossError(
-            f"{place}: loss_fn must return the mean loss of a batch as a scalar tensor, got {got}. "
-            "Average it: loss.mean()."
-        )
+    loss = check_scalar(loss, f"{place}: ")
     if not loss.requires_grad:
         raise LossError(
             f"{place}: the loss does not depend on any parameter that requires a gradient. Compute "
@@ -503,7 +497,7 @@ class _Step:
         batch = to_device(batch, self.device)
         drop_gradients(self.model, self.optimizer)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.amp):
-            loss = _check_scalar(self.settings.loss_fn(self.model, batch), place)
+            loss = _check_differentiable(self.settings.loss_fn(self.model, batch), place)
         loss.backward()
         value = finite_loss(float(loss.item()), place)  # waits for the device, so after backward
         self.optimizer.step()

@@ -162,10 +162,7 @@ class Splitting(Method):
     def _split(self, site: Site, plan: SplitPlan) -> Growth:
         if not len(plan):
             raise SplitRefused("no neuron of the plan lowers the loss. Nothing was changed.")
-        receipt = split(
-            site.model, plan, step=site.policy.step, optimizer=site.optimizer,
-            loss_fn=site.loss_fn, batches=site.batches,
-        )  # fmt: skip
+        receipt = _split_at(site, plan, site.policy.step)
         return _from_receipt(receipt, relative=site.policy.step is None, known=True)
 
 
@@ -241,15 +238,21 @@ def shuffled(entries: list[Entry], generator: torch.Generator) -> dict[str, list
     return ranked
 
 
+def _split_at(site: Site, plan: SplitPlan, step: float | None) -> Receipt:
+    return split(
+        site.model, plan, step=step, optimizer=site.optimizer, loss_fn=site.loss_fn,
+        batches=site.batches,
+    )  # fmt: skip
+
+
 def _split_anyway(site: Site, plan: SplitPlan, *, known: bool) -> Growth:
     """A baseline grows in any case: where the search refuses, by a small fixed step."""
-    data = {"optimizer": site.optimizer, "loss_fn": site.loss_fn, "batches": site.batches}
     step = site.policy.step
     try:
-        receipt = split(site.model, plan, step=step, **data)  # type: ignore[arg-type]
+        receipt = _split_at(site, plan, step)
     except SplitRefused:
         step = SMALL_STEP * (sum(entry.scale for entry in plan) / len(plan) or 1.0)
-        receipt = split(site.model, plan, step=step, **data)  # type: ignore[arg-type]
+        receipt = _split_at(site, plan, step)
     return _from_receipt(receipt, relative=step is None, known=known)
 
 

@@ -13,7 +13,7 @@ from splitgrow import span
 from splitgrow.analysis import Analysis
 from splitgrow.chunks import chunks
 from splitgrow.curvature import Softplus
-from splitgrow.eigen import Eigenpairs, dense, from_dense, lanczos
+from splitgrow.eigen import Eigenpairs, dense, from_dense, lanczos, random_vector
 from splitgrow.errors import InputError
 from splitgrow.matrix import SplittingMatrix, arranged
 from splitgrow.tap import Evidence, LossFn, collect
@@ -244,9 +244,7 @@ def _solve(
     elif span.pays(unit, apply.terms, steps or LANCZOS_STEPS):
         pairs, method = span.Span(unit, apply.terms).smallest(steps or LANCZOS_STEPS), "span"
     else:
-        generator = torch.Generator().manual_seed(0)
-        start = torch.randn(d, generator=generator, dtype=torch.float64)
-        start = start.to(theta.device, theta.dtype).expand(n, d)  # any one direction does for all
+        start = random_vector(d, seed=0).to(theta).expand(n, d)  # any one direction does for all
         pairs, method = lanczos(apply, start, steps or LANCZOS_STEPS), "lanczos"
     return UnitScores(unit, pairs.values, pairs.vectors, pairs.residuals, theta.norm(dim=1), method)
 

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from splitgrow.eigen import Eigenpairs, lanczos, oriented
+from splitgrow.eigen import Eigenpairs, lanczos, oriented, random_vector
 from splitgrow.matrix import SplittingMatrix
 from splitgrow.units import Unit
 
@@ -40,7 +40,7 @@ class Span:
     def smallest(self, steps: int) -> Eigenpairs:
         """lambda_min, its eigenvector and its residual, for every neuron."""
         size = self._rows + self._unit.size - self._X.shape[1]
-        start = _random(size, seed=0).to(self._X).expand(self._unit.width, -1)
+        start = random_vector(size, seed=0).to(self._X).expand(self._unit.width, -1)
         found = lanczos(self._bend, start, steps, metric=self._metric)
         vectors = self._lift(found.vectors[:, : self._rows] @ self._X, found.vectors)
         return self._with_null_space(Eigenpairs(found.values, oriented(vectors), found.residuals))
@@ -77,7 +77,7 @@ class Span:
             return found
         X = self._X.double()
         inverse = torch.linalg.pinv(X @ X.mT, hermitian=True)
-        outside = _random(X.shape[1], seed=1).to(X)
+        outside = random_vector(X.shape[1], seed=1).to(X)
         for _ in range(2):  # what rounding leaves in the span goes the second time
             outside = outside - X.mT @ (inverse @ (X @ outside))
         nothing = outside.new_zeros(1, self._rows + self._unit.size - X.shape[1])
@@ -110,8 +110,3 @@ def patches(unit: Unit, matrix: SplittingMatrix) -> Tensor:
         rows = F.unfold(x, **unfolding).mT.flatten(0, 1)
     bias = len(head.parameters) > 1
     return torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1) if bias else rows
-
-
-def _random(size: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(size, generator=generator, dtype=torch.float64)

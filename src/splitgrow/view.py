@@ -126,16 +126,21 @@ def check_call(name: str, function: Any, arguments: str) -> None:
         ) from None
 
 
-def check_loss(loss: Any, index: int) -> Tensor:
-    """The loss of batch ``index`` as a finite scalar tensor."""
+def check_scalar(loss: Any, place: str = "") -> Tensor:
+    """What a loss_fn returned, if it is one number; ``place`` goes before the message."""
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         got = f"{loss.dtype} of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(
             loss).__name__  # fmt: skip
         raise LossError(
-            f"loss_fn must return the mean loss of a batch as a scalar tensor, got {got}. "
+            f"{place}loss_fn must return the mean loss of a batch as a scalar tensor, got {got}. "
             "Average it: loss.mean()."
         )
-    if not torch.isfinite(loss):
+    return loss
+
+
+def check_loss(loss: Any, index: int) -> Tensor:
+    """The loss of batch ``index`` as a finite scalar tensor."""
+    if not torch.isfinite(check_scalar(loss)):
         raise LossError(
             f"the loss of batches[{index}] is {loss.item()}. Scores of such a model mean nothing: "
             "look for such numbers in the data, a division by zero or too high a learning rate."

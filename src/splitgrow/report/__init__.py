@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from splitgrow.errors import InputError
+from splitgrow.files import write_file
 from splitgrow.report.history import Run, read_run
 from splitgrow.report.page import page
 
@@ -54,12 +55,9 @@ def _read_all(directories: Sequence[Path]) -> list[Run]:
 
 
 def _write(file: Path, text: str) -> None:
-    """Write under a temporary name, then rename: the old report or the new one, never half."""
-    partial = file.with_name(f"{file.name}.tmp")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8", newline="\n")
-        partial.replace(file)
+        write_file(file, text.encode())
     except OSError as error:
         raise InputError(
             f"{file}: the report cannot be written ({error.strerror}). Name another file."
