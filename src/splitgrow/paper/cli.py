@@ -1,8 +1,10 @@
-"""``splitgrow paper``: the paper's toy experiments from the command line."""
+"""``splitgrow paper``: the paper's experiments from the command line."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,8 +14,10 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+RunSeed = Callable[[Any, int], dict[str, Any]]
+
 app = typer.Typer(
-    help="The paper's toy experiments, with all their baselines and figures.",
+    help="The paper's experiments, with all their baselines and figures.",
     no_args_is_help=True,
 )
 
@@ -22,7 +26,11 @@ Workers = Annotated[int, typer.Option(min=1, help="How many processes.")]
 Quick = Annotated[bool, typer.Option("--quick", help="One seed and short phases: seconds.")]
 Redraw = Annotated[bool, typer.Option("--redraw", help="Only the figures, from results there.")]
 Folder = Annotated[Path, typer.Option(help="Folder for the results and the figures.")]
+Data = Annotated[Path, typer.Option(help="Folder with the data set, as torchvision has it.")]
+Download = Annotated[bool, typer.Option("--download", help="Fetch what is missing there.")]
+Device = Annotated[str | None, typer.Option(help="cuda or cpu; by default a GPU if there is one.")]
 FOLDER = Path("runs/paper")
+DATA = Path("data")
 
 
 @app.command()
@@ -53,9 +61,51 @@ def mmd(
     _perform(experiment, "mmd", seeds, workers, folder, quick=quick, redraw=redraw)
 
 
+@app.command()
+def prototypes(
+    data: Data = DATA,
+    seeds: Seeds = 5,
+    workers: Workers = 1,
+    quick: Quick = False,  # noqa: FBT002  (typer makes it a flag)
+    redraw: Redraw = False,  # noqa: FBT002
+    download: Download = False,  # noqa: FBT002
+    device: Device = None,
+    folder: Folder = FOLDER,
+) -> None:
+    """Grow the prototypes of an interpretable net on MNIST: Figure 2 and the appendix figure.
+
+    In full on a GPU: minutes. On a CPU take --quick, or a night. An interrupted run goes on.
+    """
+    from splitgrow.paper import prototypes as experiment
+    from splitgrow.paper.data import mnist
+
+    run_seed = None
+    if not redraw:
+        mnist(data, download=download)  # now, with a good error, and not in every process
+        place = _device(device)
+        run_seed = partial(
+            experiment.run_seed, data=data, folder=folder / "prototypes", device=place
+        )
+    _perform(
+        experiment, "prototypes", seeds, workers, folder,
+        quick=quick, redraw=redraw, run_seed=run_seed, device=device,
+    )  # fmt: skip
+
+
+def _device(wanted: str | None) -> str:
+    import torch
+
+    from splitgrow.errors import InputError
+
+    there = torch.cuda.is_available()
+    if wanted not in (None, "cpu", "cuda") or (wanted == "cuda" and not there):
+        raise InputError(f"--device: expected cpu{' or cuda' if there else ''}, got {wanted}.")
+    return wanted or ("cuda" if there else "cpu")
+
+
 def _perform(
     experiment: ModuleType, name: str, seeds: int, workers: int, folder: Path, *,
-    quick: bool, redraw: bool,
+    quick: bool, redraw: bool, run_seed: RunSeed | None = None, device: str | None = "cpu",
 ) -> None:  # fmt: skip
     from rich.console import Console
 
@@ -67,23 +117,26 @@ def _perform(
     if redraw:
         found = results.read(path, name)
     else:
-        found = _run(experiment, name, 1 if quick else seeds, workers, console, quick=quick)
+        setting = experiment.Setting()
+        found = _run(
+            experiment, name, run_seed or experiment.run_seed,
+            setting.quick() if quick else setting, range(1 if quick else seeds), workers, console,
+        )  # fmt: skip
+        found["hardware"] = results.hardware(_device(device))
         results.save(found, path)
     for table in tables.tables(name, experiment.claims(found)):
         console.print(table)
-    draw = figures.draw_rbf if name == "rbf" else figures.draw_mmd
-    for file in (path, *draw(found, folder)):
+    for file in (path, *figures.draw(name, found, folder)):
         console.print(f"wrote {file}", soft_wrap=True, highlight=False)
 
 
 def _run(
-    experiment: ModuleType, name: str, seeds: int, workers: int, console: Console, *, quick: bool
-) -> dict[str, Any]:
+    experiment: ModuleType, name: str, run_seed: RunSeed, setting: Any, seeds: range,
+    workers: int, console: Console,
+) -> dict[str, Any]:  # fmt: skip
     from splitgrow.paper import results
 
-    setting = experiment.Setting()
-    setting = setting.quick() if quick else setting
     start = time.perf_counter()
-    found = results.collect(name, experiment.run_seed, setting, range(seeds), workers, console)
-    console.print(f"{seeds} seeds in {time.perf_counter() - start:.0f} s", highlight=False)
+    found = results.collect(name, run_seed, setting, seeds, workers, console)
+    console.print(f"{len(seeds)} seeds in {time.perf_counter() - start:.0f} s", highlight=False)
     return found | {"claims": results.rounded(experiment.claims(found))}

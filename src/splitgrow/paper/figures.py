@@ -1,4 +1,4 @@
-"""Figures of both experiments, drawn from their results files alone, as PNG and SVG."""
+"""Figures of the experiments, drawn from their results files alone, as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "random": {"color": "#0072B2", "ls": "--", "label": "Random split"},
     "new": {"color": "#009E73", "ls": "-.", "label": "New initialization"},
     "boosting": {"color": "#CC79A7", "ls": ":", "label": "Gradient boosting"},
+    "classification": {"color": "#56B4E9", "ls": (0, (3, 1)), "label": "Splitting, paper's matrix"},
     "scratch": {"color": "#E69F00", "ls": (0, (5, 1, 1, 1, 1, 1)), "label": "From scratch"},
 }
 TRUTH: dict[str, Any] = {"color": "#9FB8C8", "lw": 3.5, "label": "Truth"}
@@ -49,32 +50,42 @@ def check_matplotlib() -> None:
 
 
 @contextmanager
-def _figure(path: Path, size: tuple[float, float], grid: tuple[int, int]) -> Iterator[Any]:
-    """An even grid of axes, written as PNG and SVG at the end."""
+def sheet(
+    path: Path, size: tuple[float, float], grid: tuple[int, int], widths: Sequence[float] = ()
+) -> Iterator[Any]:
+    """A grid of axes, written as PNG and SVG at the end; even, or with columns of some widths."""
     check_matplotlib()
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=size)
-        yield figure, figure.subplots(*grid, squeeze=False)
+        yield figure, figure.subplots(*grid, squeeze=False, width_ratios=widths or None)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path.with_suffix(".png"), metadata={"Software": None})
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+
+
+def draw(name: str, results: Results, folder: Path) -> list[Path]:
+    """All figures of an experiment; the files that were written."""
+    from splitgrow.paper.prototype_figures import draw_prototypes
+
+    made = {"rbf": draw_rbf, "mmd": draw_mmd, "prototypes": draw_prototypes}
+    return made[name](results, folder)
 
 
 def draw_rbf(results: Results, folder: Path) -> list[Path]:
     """Figure 1 and the appendix figure."""
     shown = _typical(results)
     figure_1, appendix = folder / "rbf-figure1", folder / "rbf-appendix"
-    with _figure(figure_1, (PAGE, 4.6), (2, 2)) as (_, axes):
+    with sheet(figure_1, (PAGE, 4.6), (2, 2)) as (_, axes):
         _fits(axes[0, 0], results, shown, "late", ("splitting",))
         axes[0, 0].set_title(f"(a) truth and fit, m = {results['settings']['neurons']}")
         _eigenvalues(axes[0, 1], results)
         _angles(axes[1, 0], results)
         _curves(axes[1, 1], results, rbf.METHODS, "training loss")
         axes[1, 1].set_title("(d) training loss, median and quartiles")
-    with _figure(appendix, (PAGE, 2.9), (1, 2)) as (figure, axes):
+    with sheet(appendix, (PAGE, 2.9), (1, 2)) as (figure, axes):
         for ax, when, key in ((axes[0, 0], "early", "early"), (axes[0, 1], "late", "neurons")):
             names = [name for name in rbf.METHODS if name in shown[when]]
             _fits(ax, results, shown, when, names)
@@ -82,7 +93,7 @@ def draw_rbf(results: Results, folder: Path) -> list[Path]:
             ax.get_legend().remove()
         handles, labels = axes[0, 1].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=6)
-    return _both(figure_1, appendix)
+    return both(figure_1, appendix)
 
 
 def draw_mmd(results: Results, folder: Path) -> list[Path]:
@@ -90,7 +101,7 @@ def draw_mmd(results: Results, folder: Path) -> list[Path]:
     particles, curve = folder / "mmd-particles", folder / "mmd-loss"
     shown = _typical(results)
     phases = min(mmd.SHOWN, results["settings"]["particles"])
-    with _figure(particles, (PAGE, 4.4), (len(mmd.METHODS), phases)) as (_, axes):
+    with sheet(particles, (PAGE, 4.4), (len(mmd.METHODS), phases)) as (_, axes):
         for row, name in zip(axes, mmd.METHODS, strict=True):
             row[0].set_ylabel(LOOKS[name]["label"].replace(" ", "\n"))
             for phase, ax in enumerate(row):
@@ -100,12 +111,13 @@ def draw_mmd(results: Results, folder: Path) -> list[Path]:
             ax.set_title("1 particle" if phase == 0 else f"{phase + 1} particles")
         for ax in axes[-1]:
             ax.set_xlabel(r"$\theta$")
-    with _figure(curve, (COLUMN, 2.8), (1, 1)) as (_, axes):
+    with sheet(curve, (COLUMN, 2.8), (1, 1)) as (_, axes):
         _curves(axes[0, 0], results, mmd.METHODS, "MMD")
-    return _both(particles, curve)
+    return both(particles, curve)
 
 
-def _both(*paths: Path) -> list[Path]:
+def both(*paths: Path) -> list[Path]:
+    """The files of some figures."""
     return [path.with_suffix(suffix) for path in paths for suffix in (".png", ".svg")]
 
 
@@ -181,7 +193,7 @@ def _angles(ax: Axes, results: Results) -> None:
     degrees = results["runs"][0]["angles"]["degrees"]
     for when, look in looks.items():
         rows = [_unit(run["angles"][when]) for run in results["runs"]]
-        _band(ax, degrees, np.array(rows).T, look)
+        band(ax, degrees, np.array(rows).T, look)
     ax.set_xlabel("angle from the minimum eigenvector (degrees)")
     ax.set_ylabel("loss decrease, relative")
     ax.set_xticks([-90, -45, 0, 45, 90])
@@ -196,7 +208,7 @@ def _unit(values: Sequence[float]) -> list[float]:
     return [value / largest for value in values]
 
 
-def _band(ax: Axes, x: Sequence[float], rows: Any, look: Mapping[str, Any]) -> None:
+def band(ax: Axes, x: Sequence[float], rows: Any, look: Mapping[str, Any]) -> None:
     """Median and quartiles of the rows' entries, (points, seeds)."""
     low, middle, high = np.array([quartiles(list(map(float, row))) for row in rows]).T
     ax.plot(x, middle, **look)
@@ -209,7 +221,7 @@ def _curves(ax: Axes, results: Results, names: Sequence[str], words: str) -> Non
         phases = [run["curves"][name] for run in results["runs"]]
         rows = np.array([[v for phase in run for v in phase] for run in phases]).T
         x = _iterations(settings, len(phases[0]))
-        _band(ax, x, rows, LOOKS[name])
+        band(ax, x, rows, LOOKS[name])
     ax.set_yscale("log")
     ax.set_xlabel("iteration (thousands)")
     ax.set_ylabel(words)

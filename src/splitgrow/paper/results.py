@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
@@ -45,6 +46,11 @@ def collect(
                      "numpy": np.__version__},
         "runs": list(_shown(_mapped(one, seeds, workers), name, len(seeds), console)),
     }  # fmt: skip
+
+
+def hardware(device: str) -> str:
+    """The name of what computed."""
+    return torch.cuda.get_device_name() if device == "cuda" else platform.machine()
 
 
 def _one_thread(run_seed: Callable[[Any, int], Run], setting: Any, seed: int) -> Run:

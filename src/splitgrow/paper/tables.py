@@ -9,6 +9,7 @@ from rich.table import Table
 
 from splitgrow.paper.results import DIGITS
 
+MEASURES = {"picture": "its picture", "images": "its images"}
 WHEN = {"at_once": "right after the split", "trained": "after training"}
 
 
@@ -17,6 +18,8 @@ def tables(name: str, claims: Mapping[str, Any]) -> list[Table]:
     lowest = _lowest(claims["splitting has the lowest final loss"])
     if name == "mmd":
         return [lowest, _agreement(claims)]
+    if name == "prototypes":
+        return [lowest, _quality(claims), _ambiguous(claims), _fifth(claims), _stable(claims)]
     return [_correlation(claims), _angle(claims), lowest, _out_of_sight(claims)]
 
 
@@ -95,4 +98,45 @@ def _agreement(claims: Mapping[str, Any]) -> Table:
         else:
             low, middle, high = found
             table.add_row(features, f"{middle:.2g}", f"{low:.2g} to {high:.2g}")
+    return table
+
+
+def _quality(claims: Mapping[str, Any]) -> Table:
+    found = claims["splitting has the lowest final loss"]["methods"]
+    table = _table("At the end, on the test images (median)", "method", "accuracy", "squared error")
+    for method, row in found.items():
+        table.add_row(method, f"{row['accuracy'][1]:.2%}", f"{row['reconstruction'][1]:.2f}")
+    return table
+
+
+def _ambiguous(claims: Mapping[str, Any]) -> Table:
+    name = "the least interpretable prototypes are split first"
+    table = _table(f"Claim: {name}", "ambiguity of", "method", "splits", "standing", "p")
+    table.caption = "standing of the one that is split: 1 the most ambiguous, 0 the least"
+    for measure, methods in claims[name].items():
+        for method, row in methods.items():
+            found = (f"{row['standing']:.2f}", f"{row['p']:.2g}") if row["splits"] else ("", "")
+            table.add_row(MEASURES[measure], method, str(row["splits"]), *found)
+    return table
+
+
+def _fifth(claims: Mapping[str, Any]) -> Table:
+    name = "eigenvalue and loss decrease correlate"
+    table = _table(f"Claim: {name}", "matrix of", "median r", "quartiles", "r > 0",
+                   "lowest index is the best split")  # fmt: skip
+    for matrix, row in claims[name].items():
+        low, middle, high = row["r"] or (float("nan"),) * 3
+        best = row["the lowest index is the best split"]
+        table.add_row(matrix, f"{middle:.2f}", f"{low:.2f} to {high:.2f}",
+                      f"{row['positive']} of {row['seeds']}",
+                      f"{best} of {row['seeds']}")  # fmt: skip
+    return table
+
+
+def _stable(claims: Mapping[str, Any]) -> Table:
+    name = "prototypes that are stable by the classification matrix"
+    table = _table("Nets that the classification matrix alone would not split", "prototypes",
+                   "nets")  # fmt: skip
+    for count, row in claims[name].items():
+        table.add_row(count, f"{row['stable']} of {row['nets']}")
     return table
