@@ -23,8 +23,8 @@ app = typer.Typer(
 
 Seeds = Annotated[int, typer.Option(min=1, help="How many seeds, from 0 on.")]
 Workers = Annotated[int, typer.Option(min=1, help="How many processes.")]
-Quick = Annotated[bool, typer.Option("--quick", help="One seed and short phases: seconds.")]
-Redraw = Annotated[bool, typer.Option("--redraw", help="Only the figures, from results there.")]
+Quick = Annotated[bool, typer.Option("--quick", help="One seed and short phases: a taste.")]
+Redraw = Annotated[bool, typer.Option("--redraw", help="Only the claims and figures anew.")]
 Folder = Annotated[Path, typer.Option(help="Folder for the results and the figures.")]
 Data = Annotated[Path, typer.Option(help="Folder with the data set, as torchvision has it.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch what is missing there.")]
@@ -116,6 +116,7 @@ def _perform(
     path = folder / f"{name}.json"
     if redraw:
         found = results.read(path, name)
+        found["claims"] = results.rounded(experiment.claims(found))
     else:
         setting = experiment.Setting()
         found = _run(
@@ -123,7 +124,7 @@ def _perform(
             setting.quick() if quick else setting, range(1 if quick else seeds), workers, console,
         )  # fmt: skip
         found["hardware"] = results.hardware(_device(device))
-        results.save(found, path)
+    results.save(found, path)
     for table in tables.tables(name, experiment.claims(found)):
         console.print(table)
     for file in (path, *figures.draw(name, found, folder)):

@@ -29,7 +29,7 @@ def draw_prototypes(results: Results, folder: Path) -> list[Path]:
         _tree(axes[0, 0], shown["methods"]["splitting"])
         axes[0, 0].set_title(f"(a) the tree of splitting, seed {shown['seed']}")
         _fifth_step(axes[0, 1], results, shown)
-    with sheet(trees, (PAGE, 7.6), (2, 2)) as (_, axes):
+    with sheet(trees, (PAGE, 7.0), (2, 2)) as (_, axes):
         for ax, name in zip(axes.flat, METHODS, strict=True):
             _tree(ax, shown["methods"][name])
             ax.set_title(LOOKS[name]["label"])
@@ -142,7 +142,9 @@ def _fifth_step(ax: Axes, results: Results, run: Run) -> None:
     low = min(0.0, *(min(v) / (max(map(abs, v)) or 1) for v in (indexes, lowered)))
     ax.set_ylim(low - 0.42, 1.25)
     ax.set_xticks([])
+    ax.set_yticks([tick for tick in (-0.5, 0, 0.5, 1) if tick >= low])
     ax.spines["bottom"].set_visible(False)
+    ax.spines["left"].set_bounds(low, 1)
     ax.legend(loc="upper right")
     phase = run["methods"]["splitting"]["phases"][count - 1]
     for i, picture in enumerate(unpacked(phase["pictures"])[order]):
@@ -150,10 +152,13 @@ def _fifth_step(ax: Axes, results: Results, run: Run) -> None:
         inset.imshow(255 - picture, cmap="gray", vmin=0, vmax=255)
         inset.set_xticks([])
         inset.set_yticks([])
+        inset.spines[:].set_visible(False)
 
 
 def _curves(ax: Axes, results: Results, key: str, words: str) -> None:
     """Median and quartiles over the seeds, against the number of prototypes."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
     for name in METHODS:
         runs = [run["methods"][name]["phases"] for run in results["runs"]]
         sizes = sorted({phase["prototypes"] for phases in runs for phase in phases})
@@ -163,8 +168,9 @@ def _curves(ax: Axes, results: Results, key: str, words: str) -> None:
     ax.set_yscale("log")
     ax.set_xlabel("prototypes")
     ax.set_ylabel(words)
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if key == "error" else (1, 2, 3, 4, 6, 8)))
     ax.yaxis.set_major_formatter("{x:g}")
-    ax.yaxis.set_minor_formatter("{x:g}")
+    ax.yaxis.set_minor_locator(NullLocator())
 
 
 def _value(phase: Mapping[str, Any], key: str) -> float:

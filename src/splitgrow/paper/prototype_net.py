@@ -87,7 +87,7 @@ class PrototypeClassifier(nn.Module):
             logits=self.classifier(torch.sqrt(squares + SMALLEST_SQUARE)),
             pictures=self.decoder(codes),
             near=squares.amin(0) @ self.near_mass,
-            cover=-self.temperature * density.clamp_min(1e-37).log(),
+            cover=-self.temperature * density.clamp_min(torch.finfo(density.dtype).tiny).log(),
         )
 
     def share_evenly(self) -> None:

@@ -1,0 +1,214 @@
+"""CIFAR-10 on the device: its three parts, the training that all methods share, the accuracies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from splitgrow.errors import InputError
+from splitgrow.paper.augment import mirror_and_shift
+from splitgrow.paper.cifar10_nets import WIDTH
+from splitgrow.paper.data import DataSet, ImageData
+from splitgrow.paper.training import Course, Rate, half_precision, sgd
+from splitgrow.phase import Phase
+
+HELD_OUT_BY = 10  # the seed that draws the validation images: the same ones in every run
+EVALUATED = 500  # images at a time
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How nets are trained, grown and pruned: the same for every method.
+
+    Args:
+        epochs: of every phase: after every split, every cut, and for every net from scratch.
+        shape: how the learning rate falls in a phase; see :class:`splitgrow.paper.training.Rate`.
+        validation: images that are held out of the 50,000, always the same ones.
+        images: of those left, how many to train with.
+        tested: how many test images to report on.
+        scored: images of the training part that splitting indexes and steps are found on.
+        lanczos: steps of Lanczos in scoring; None leaves that to :func:`splitgrow.score`.
+        growth: share of the neurons that is split in a phase. Uniform widths grow by the same.
+        largest: growth ends with the first net of at least this share of the full one's parameters.
+        sparsity: of the batch norms' scales, in training for "bn".
+        keep: share of the channels that a pruning step leaves; it ends with the first net that has
+            no more parameters than the seed.
+        phases: at most so many nets in a job.
+        width: channels of the seed.
+        beta: of the softplus.
+    """
+
+    epochs: int = 10
+    batch: int = 128
+    rate: float = 0.1
+    shape: str = "cosine"
+    weight_decay: float = 1e-4
+    validation: int = 5000
+    images: int = 45_000
+    tested: int = 10_000
+    scored: int = 2048
+    scored_batch: int = 256
+    lanczos: int | None = None
+    growth: float = 0.3
+    largest: float = 0.3
+    sparsity: float = 1e-4
+    keep: float = 0.7
+    phases: int | None = None
+    width: int = WIDTH
+    beta: float = 1.0
+
+    def paper(self) -> Setting:
+        """The published training: 160 epochs in small batches, the rate cut twice to a tenth."""
+        return replace(self, epochs=160, batch=64, rate=0.1, shape="steps", weight_decay=1e-4)
+
+    def quick(self) -> Setting:
+        """The same in minutes on a CPU: a glimpse of each method, far from any optimum."""
+        return replace(
+            self, epochs=1, batch=32, images=512, validation=256, tested=256, scored=128,
+            scored_batch=64, phases=3,
+        )  # fmt: skip
+
+
+class Bench:
+    """The data of a setting on one device, and what is done with it.
+
+    Attributes:
+        train_part: what nets are trained and scored on.
+        validation, test: what they are judged by. Nothing is chosen by either.
+        scored: batches of the training part, normalised and as they are.
+    """
+
+    def __init__(self, setting: Setting, data: DataSet, device: torch.device) -> None:
+        self.setting, self.device = setting, device
+        training, held_out = parted(data.train, setting)
+        self.train_part = _moved(training, device)
+        self.validation = _moved(held_out, device)
+        self.test = _moved(_first(data.test, setting.tested), device)
+        self._mean, self._std = _moments(self.train_part.images)
+        self.course = Course(
+            len(self.train_part.labels), setting.batch, setting.epochs,
+            Rate(setting.rate, setting.shape),
+        )  # fmt: skip
+        scored = _first(self.train_part, setting.scored)
+        self.scored = [
+            (self.normalised(images), labels)
+            for images, labels in _batches(scored, setting.scored_batch)
+        ]
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """(B, 3, 32, 32) bytes as floats of mean 0 and deviation 1 over the training part."""
+        return (images.float() - self._mean) / self._std
+
+    def loss_fn(self, model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """The loss that neurons are scored by."""
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    # ---- training -----------------------------------------------------------------------------
+
+    def train(self, net: nn.Module, phase: Phase) -> None:
+        """One phase."""
+        self.train_longer(net, phase, 1)
+
+    def train_sparsely(
+        self, net: nn.Module, phase: Phase, sparse: Callable[[nn.Module], None]
+    ) -> None:
+        """One phase in which ``sparse`` changes the gradients before each step."""
+        self._train(net, phase, self.course, partial(sparse, net))
+
+    def train_longer(self, net: nn.Module, phase: Phase, phases: int) -> None:
+        """As many epochs as that many phases have, under one fall of the learning rate."""
+        self._train(net, phase, replace(self.course, epochs=phases * self.course.epochs), None)
+
+    def _train(
+        self, net: nn.Module, phase: Phase, course: Course, before_step: Callable[[], None] | None
+    ) -> None:
+        # cudnn.benchmark stays off: what it chooses depends on what else the GPU does just then, so
+        # that a resumed job would differ, and it would choose anew for the shapes of every phase.
+        data = self.train_part
+        if self.device.type == "cuda":  # again in every phase: a net that grew has new tensors
+            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+        def loss_of(index: Tensor) -> Tensor:
+            images = self.normalised(mirror_and_shift(data.images[index]))
+            with half_precision(self.device):
+                return F.cross_entropy(net(images), data.labels[index])
+
+        optimizer = partial(sgd, weight_decay=self.setting.weight_decay)
+        course.train(net, loss_of, optimizer, phase, before_step)
+
+    # ---- evaluation ---------------------------------------------------------------------------
+
+    def accuracies(self, net: nn.Module) -> dict[str, float]:
+        """Of a net in eval mode, on the test images and on those held out."""
+        return {
+            "accuracy": self._accuracy(net, self.test),
+            "validation": self._accuracy(net, self.validation),
+        }
+
+    @torch.no_grad()
+    def _accuracy(self, net: nn.Module, data: ImageData) -> float:
+        right = torch.zeros((), dtype=torch.long, device=self.device)
+        for images, labels in _batches(data, EVALUATED):
+            inputs = self.normalised(images).contiguous(memory_format=torch.channels_last)
+            with half_precision(self.device):
+                right += (net(inputs).argmax(1) == labels).sum()
+        return int(right) / len(data.labels)
+
+
+def parted(data: ImageData, setting: Setting) -> tuple[ImageData, ImageData]:
+    """What to train with, and what is held out, drawn once for all runs."""
+    count = len(data.labels)
+    if not 1 <= setting.validation < count or setting.images < 1:
+        raise InputError(
+            f"cifar10: of {count} images, {setting.validation} cannot be held out with "
+            f"{setting.images} to train with. Choose validation= from 1 to {count - 1}, images= "
+            "from 1."
+        )
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(HELD_OUT_BY))
+    held_out, rest = order[: setting.validation], order[setting.validation :][: setting.images]
+    return _picked(data, rest), _picked(data, held_out)
+
+
+def _picked(data: ImageData, index: Tensor) -> ImageData:
+    return ImageData(data.images[index], data.labels[index])
+
+
+def _first(data: ImageData, count: int) -> ImageData:
+    return ImageData(data.images[:count], data.labels[:count])
+
+
+def _moved(data: ImageData, device: torch.device) -> ImageData:
+    return ImageData(data.images.to(device), data.labels.to(device))
+
+
+def _batches(data: ImageData, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(data.images.split(size), data.labels.split(size), strict=True)
+
+
+def _moments(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of every channel, (1, 3, 1, 1) each."""
+    # One channel at a time: as floats, all of them are four times as large as they are here.
+    found = [torch.std_mean(images[:, c].float()) for c in range(images.shape[1])]
+    std, mean = (torch.stack(each).view(1, -1, 1, 1) for each in zip(*found, strict=True))
+    return mean, std
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Convolutions of float32 in float32: by default a GPU rounds their inputs to TF32.
+
+    Splitting indexes decide by small differences. Training in bf16 is not affected.
+    """
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before

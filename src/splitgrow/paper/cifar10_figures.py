@@ -1,0 +1,291 @@
+"""Figure 3 of the paper from CIFAR-10 jobs, and what stands beside it: MACs, widths, gains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil, log
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from splitgrow.paper.cifar10_claims import (
+    AXES,
+    SPLITTING,
+    Jobs,
+    Members,
+    curve,
+    groups_of,
+    splits_of,
+)
+from splitgrow.paper.figures import PAGE, both, sheet
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito's colours; methods differ in dashes and markers too.
+LOOKS: dict[str, dict[str, Any]] = {
+    "splitting": {"color": "#D55E00", "ls": "-", "marker": "o", "label": "Splitting"},
+    "splitting-params": {"color": "#56B4E9", "ls": (0, (3, 1)), "marker": "P",
+                         "label": "Splitting, gain per parameter"},
+    "splitting-macs": {"color": "#000000", "ls": (0, (5, 1, 1, 1)), "marker": "X",
+                       "label": "Splitting, gain per MAC"},
+    "random": {"color": "#0072B2", "ls": "--", "marker": "s", "label": "Random split"},
+    "uniform": {"color": "#009E73", "ls": "-.", "marker": "D", "label": "Uniform width"},
+    "uniform-long": {"color": "#009E73", "ls": (0, (1, 1)), "marker": "d",
+                     "label": "Uniform width, as many epochs as growth"},
+    "l1": {"color": "#CC79A7", "ls": (0, (4, 1.5)), "marker": "v", "label": "Pruning, L1"},
+    "bn": {"color": "#E69F00", "ls": ":", "marker": "^", "label": "Pruning, BN scale"},
+}  # fmt: skip
+ARCHS = {"mobilenet": "MobileNet", "vgg19": "VGG19"}
+AFTERS = {"finetune": "finetune", "retrain": "retrain from scratch"}
+ORDER = [(arch, after) for after in AFTERS for arch in ARCHS]  # the paper's panels, row by row
+FIGURE_3 = ("splitting", "random", "uniform", "uniform-long", "l1", "bn")
+MACS = (*SPLITTING, "uniform", "l1", "bn")
+STRUCTURES = (*SPLITTING, "bn")
+TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+
+
+def draw(jobs: Jobs, folder: Path) -> list[Path]:
+    """All figures that there are data for; ReLU's have the plain names."""
+    paths: list[Path] = []
+    for activation in dict.fromkeys(job["job"]["activation"] for job in jobs):
+        mine = [job for job in jobs if job["job"]["activation"] == activation]
+        groups = {(key[0], key[1]): found for key, found in groups_of(mine).items()}
+        tail = "" if activation == "relu" else f"-{activation}"
+
+        def place(name: str, tail: str = tail) -> Path:
+            return folder / f"cifar10-{name}{tail}"
+
+        paths += _curves(groups, place("figure3"), "params", FIGURE_3)
+        paths += _curves(groups, place("macs"), "macs", MACS)
+        paths += _selections(groups, place("selections"))
+        paths += _structures(groups, place("structures"))
+        paths += _gains(groups, place("gain"))
+    return paths
+
+
+Groups = Mapping[tuple[str, str], Members]
+
+
+def _present(groups: Groups, methods: Sequence[str], least: int = 1) -> list[tuple[str, str]]:
+    """The panels, in the paper's order, that have some of the methods."""
+    return [key for key in ORDER if sum(m in groups.get(key, {}) for m in methods) >= least]
+
+
+SEEDS = "lines and bands: mean and range over the seeds; faint points: their nets"
+
+
+def _legend(figure: Any, axes: Sequence[Axes], title: str = SEEDS) -> None:
+    """One legend for all panels, below them."""
+    found: dict[str, Any] = {}
+    for ax in axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=3,
+                  handlelength=3, title=title, title_fontsize=7)  # fmt: skip
+
+
+def _title(i: int, key: tuple[str, str]) -> str:
+    return f"({chr(ord('a') + i)}) {ARCHS[key[0]]}, {AFTERS[key[1]]}"
+
+
+def _panels(
+    path: Path,
+    keys: Sequence[tuple[str, str]],
+    fill: Callable[[Axes, tuple[str, str]], None],
+    title: str = SEEDS,
+) -> list[Path]:
+    """A panel for each group, two in a row."""
+    if not keys:
+        return []
+    columns, rows = min(2, len(keys)), ceil(len(keys) / 2)
+    with sheet(path, (PAGE * columns / 2, 2.5 * rows + 0.7), (rows, columns)) as (figure, axes):
+        for i, (ax, key) in enumerate(zip(axes.flat, keys, strict=False)):
+            ax.set_title(_title(i, key))
+            fill(ax, key)
+        for ax in axes.flat[len(keys) :]:
+            ax.set_axis_off()
+        _legend(figure, axes.flat[: len(keys)], title)
+    return both(path)
+
+
+# --- accuracy against size -------------------------------------------------------------------
+
+
+def _curves(groups: Groups, path: Path, axis: str, methods: Sequence[str]) -> list[Path]:
+    """Figure 3: a panel for each net and for each way to train after a split."""
+
+    def fill(ax: Axes, key: tuple[str, str]) -> None:
+        _accuracy(ax, groups[key], axis, methods)
+
+    return _panels(path, _present(groups, methods), fill)
+
+
+def _selections(groups: Groups, path: Path) -> list[Path]:
+    """The three ways to choose neurons: against parameters left, against MACs right."""
+    keys = _present(groups, SPLITTING, least=2)
+    if not keys:
+        return []
+    with sheet(path, (PAGE, 2.5 * len(keys) + 0.5), (len(keys), 2)) as (figure, axes):
+        for i, (ax, (key, axis)) in enumerate(
+            zip(axes.flat, [(key, axis) for key in keys for axis in AXES], strict=True)
+        ):
+            _accuracy(ax, groups[key], axis, SPLITTING)
+            ax.set_title(_title(i, key))
+        _legend(figure, axes.flat)
+    return both(path)
+
+
+def _accuracy(ax: Axes, members: Members, axis: str, methods: Sequence[str]) -> None:
+    """Test accuracy against the share of the full net, seeds as points, mean and range."""
+    shown = [m for m in methods if m in members]
+    for method in shown:
+        _line(ax, [curve(job, axis) for job in members[method].values()], LOOKS[method])
+    _full_net(ax, members)
+    ax.set_xscale("log")
+    low, high = ax.get_xlim()
+    ax.set_xticks([t for t in TICKS if low <= t <= high])
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.xaxis.set_minor_formatter("")
+    ax.set_xlabel(f"{AXES[axis]} (% of the full net)")
+    ax.set_ylabel("test accuracy (%)")
+    ax.set_ylim(*_heights(members, shown))
+    ax.grid(color="#E4E4E4", lw=0.5)
+    ax.set_axisbelow(True)
+
+
+def _line(ax: Axes, curves: Sequence[Any], look: Mapping[str, Any]) -> None:
+    """Every net as a point; mean and range where all seeds have nets on either side."""
+    style = {key: look[key] for key in ("color", "marker", "label")} | {"mew": 0}
+    low, high = max(c[0][0] for c in curves), min(c[0][-1] for c in curves)
+    faint = style if low >= high else style | {"label": None}
+    for sizes, accuracies in curves:
+        ax.plot(_hundred(sizes), _hundred(accuracies), **faint, ls="none", ms=2.6, alpha=0.45)
+    if low >= high:
+        return
+    logs = np.linspace(log(low), log(high), 120)
+    rows = np.array([np.interp(logs, np.log(sizes), found) for sizes, found in curves])
+    x = _hundred(np.exp(logs))
+    ax.plot(x, _hundred(rows.mean(0)), **style, ls=look["ls"], ms=4, markevery=24)
+    ax.fill_between(x, _hundred(rows.min(0)), _hundred(rows.max(0)), color=look["color"],
+                    alpha=0.15, linewidth=0)  # fmt: skip
+
+
+def _hundred(values: Any) -> Any:
+    return 100 * np.asarray(values)
+
+
+def _full_net(ax: Axes, members: Members) -> None:
+    """The accuracy that pruning starts from."""
+    firsts = [job["points"][0] for m in ("l1", "bn") for job in members.get(m, {}).values()]
+    if firsts:
+        height = 100 * float(np.mean([point["accuracy"] for point in firsts]))
+        ax.axhline(height, color="#888888", lw=0.8, ls=(0, (2, 2)), zorder=1, label="Full net")
+
+
+def _heights(members: Members, shown: Sequence[str]) -> tuple[float, float]:
+    """From below the least net that was not pruned: pruned to almost nothing, nets only guess."""
+    found = {m: [p["accuracy"] for job in members[m].values() for p in job["points"]]
+             for m in shown}  # fmt: skip
+    every = [a for values in found.values() for a in values]
+    grown = [a for m, values in found.items() if m not in ("l1", "bn") for a in values]
+    low, high = 100 * min(grown or every), 100 * max(every)
+    room = 0.06 * (high - low) + 0.3
+    return low - room, high + room
+
+
+# --- widths ----------------------------------------------------------------------------------
+
+
+def _structures(groups: Groups, path: Path) -> list[Path]:
+    """Channels of every layer, at about the parameters of the smallest of the methods' nets."""
+    keys = _present(groups, STRUCTURES)
+    if not keys:
+        return []
+    with sheet(path, (PAGE, 2.7 * len(keys)), (len(keys), 1)) as (_, axes):
+        for i, (ax, key) in enumerate(zip(axes[:, 0], keys, strict=True)):
+            _widths(ax, groups[key])
+            ax.set_title(_title(i, key))
+    return both(path)
+
+
+def comparable(members: Members) -> dict[str, Mapping[str, Any]]:
+    """By method, the net of the first seed whose parameters are nearest to the common size.
+
+    That size is the smallest of the largest nets that growth came to, or of pruning alone, its
+    last.
+    """
+    firsts = {m: next(iter(members[m].values())) for m in STRUCTURES if m in members}
+    grown = [max(p["params"] for p in job["points"]) for m, job in firsts.items() if m != "bn"]
+    size = min(grown) if grown else firsts["bn"]["points"][-1]["params"]
+    return {
+        m: min(job["points"], key=lambda p: abs(log(p["params"] / size)))
+        for m, job in firsts.items()
+    }
+
+
+def _widths(ax: Axes, members: Members) -> None:
+    nets = comparable(members)
+    units = list(dict.fromkeys(unit for net in nets.values() for unit in net["widths"]))
+    x = np.arange(1, len(units) + 1)
+    if "bn" in nets:
+        full = next(iter(members["bn"].values()))["points"][0]["widths"]
+        ax.bar(x, [full.get(unit, 0) for unit in units], 0.8, color="#E3E7EA", label="Full net")
+    for method, net in nets.items():
+        look = LOOKS[method]
+        label = f"{look['label']}\n{_size(net['params'])} parameters, {_size(net['macs'])} MACs, "
+        label += f"{net['accuracy']:.1%}"
+        ax.plot(x, [net["widths"].get(unit, np.nan) for unit in units], color=look["color"],
+                ls=look["ls"], marker=look["marker"], ms=4, mew=0, label=label)  # fmt: skip
+    ax.set_yscale("log", base=2)
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.set_xticks(x)
+    ax.set_xlim(0.4, len(units) + 0.6)
+    ax.set_xlabel("layer that can be split, from the input")
+    ax.set_ylabel("channels")
+    ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), handlelength=3, labelspacing=0.9)
+
+
+def _size(count: int) -> str:
+    """Three digits and a unit: 0.312 M, 24.1 M."""
+    return f"{count / 1e6:.3g} M"
+
+
+# --- gains -----------------------------------------------------------------------------------
+
+
+def _gains(groups: Groups, path: Path) -> list[Path]:
+    """Predicted and measured fall of the loss, a point for each split of a whole net."""
+
+    def fill(ax: Axes, key: tuple[str, str]) -> None:
+        _gain(ax, groups[key])
+
+    keys = [key for key in ORDER if any(_splits(groups.get(key, {})).values())]
+    return _panels(path, keys, fill, "a point for each split of many neurons at once")
+
+
+def _splits(members: Members) -> dict[str, list[Mapping[str, float]]]:
+    return {m: splits_of(members[m].values()) for m in LOOKS if m in members}
+
+
+def _gain(ax: Axes, members: Members) -> None:
+    ends: list[float] = []
+    rose = 0
+    for method, splits in _splits(members).items():
+        falls = [s for s in splits if s["predicted"] < 0 and s["measured"] < 0]
+        rose += len(splits) - len(falls)
+        if falls:
+            x, y = ([-s[key] for s in falls] for key in ("predicted", "measured"))
+            ends += x + y
+            look = LOOKS[method]
+            ax.plot(x, y, color=look["color"], ls="none", marker=look["marker"], ms=4, mew=0,
+                    alpha=0.7, label=look["label"])  # fmt: skip
+    low, high = (min(ends) / 1.5, max(ends) * 1.5) if ends else (0.1, 1.0)
+    ax.plot([low, high], [low, high], color="#444444", lw=0.8, ls="--", label="As predicted")
+    ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
+    ax.set_xlabel("predicted fall of the training loss (nats)")
+    ax.set_ylabel("measured fall (nats)")
+    if rose:
+        words = f"{rose} split{'s' if rose > 1 else ''} without a fall not drawn"
+        ax.text(0.98, 0.03, words, transform=ax.transAxes, ha="right", fontsize=7)

@@ -1,0 +1,410 @@
+"""The study on CIFAR-10: what each job trains, counts and keeps, on tiny nets and random images."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from splitgrow.errors import InputError
+from splitgrow.paper import cifar10 as study
+from splitgrow.paper import cifar10_bench, cifar10_jobs, cifar10_nets
+from splitgrow.paper.cifar10 import Job, Setting, build, jobs, run_job, run_jobs
+from splitgrow.paper.cifar10_bench import Bench, parted
+from splitgrow.paper.cifar10_jobs import GROWN, METHODS, UNIFORM, Study
+from splitgrow.paper.data import DataSet, ImageData
+from splitgrow.phase import Phase
+
+TINY = Setting(
+    epochs=2, batch=16, rate=0.05, images=48, validation=16, tested=24, scored=32, scored_batch=16,
+    width=4, phases=2, largest=0.9,
+)  # fmt: skip
+CPU = torch.device("cpu")
+POINT = {"params", "macs", "accuracy", "validation", "loss", "epochs", "widths", "seconds", "split"}
+every_pruning = pytest.mark.parametrize("method", ["l1", "bn"])
+
+
+def images(folder: Path | None = None) -> DataSet:
+    """Noise around a colour of each class; no two images are the same."""
+    generator = torch.Generator().manual_seed(3)
+
+    def part(count: int) -> ImageData:
+        labels = torch.arange(count) % 10
+        colours = torch.stack([labels * 20, 200 - labels * 15, labels * 7], 1).view(-1, 3, 1, 1)
+        noise = torch.randint(0, 50, (count, 3, 32, 32), generator=generator)
+        return ImageData((colours + noise).clamp(0, 255).to(torch.uint8), labels)
+
+    return DataSet(part(80), part(24))
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nets of two layers, which are full at 8 to 12 channels."""
+    monkeypatch.setattr(cifar10_nets, "VGG19", (8, "M", 12, "M"))
+    monkeypatch.setattr(cifar10_nets, "MOBILENET_V1", ((12, 2),))
+    monkeypatch.setattr(cifar10_jobs, "measured", remembered)
+
+
+def remembered(net: nn.Module) -> Any:
+    """A net's cost and widths, traced once for each of its shapes: tracing takes most time here."""
+    key = tuple((name, p.shape) for name, p in net.named_parameters())
+    if key not in KNOWN:
+        KNOWN[key] = cifar10_nets.measured(net)
+    return copy.deepcopy(KNOWN[key])
+
+
+KNOWN: dict[Any, Any] = {}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose jobs are done once for several tests."""
+    return tmp_path_factory.mktemp("shared")
+
+
+def done(job: Job, folder: Path, setting: Setting = TINY) -> dict[str, Any]:
+    return run_job(job, setting, data=folder, folder=folder, device="cpu", read=images)
+
+
+def timeless(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in p.items() if key != "seconds"} for p in points]
+
+
+def column(found: dict[str, Any], key: str) -> list[Any]:
+    return [point[key] for point in found["points"]]
+
+
+# --- nets ---------------------------------------------------------------------------------------
+
+
+def convolutions(net: nn.Module) -> list[nn.Conv2d]:
+    return [m for m in net.modules() if isinstance(m, nn.Conv2d)]
+
+
+def test_seeds_have_the_papers_widths() -> None:
+    assert [c.out_channels for c in convolutions(build("vgg19", "relu", "seed"))] == [16] * 16
+    widths = [c.out_channels for c in convolutions(build("mobilenet", "relu", "seed"))]
+    assert widths == [32, 32] + [16] * 25
+
+
+def test_other_sizes() -> None:
+    full = [c.out_channels for c in convolutions(build("vgg19", "relu", "full"))]
+    assert full[:3] == [64, 64, 128]
+    assert full[-8:] == [512] * 8
+    assert convolutions(build("mobilenet", "relu", "full"))[-1].out_channels == 1024
+    assert [c.out_channels for c in convolutions(build("vgg19", "relu", 1.3**2))] == [27] * 16
+    double = [c.out_channels for c in convolutions(build("mobilenet", "relu", 2.0))]
+    assert double[0] == 64
+    assert set(double[2:]) == {32}
+
+
+def test_activation() -> None:
+    net = build("vgg19", "softplus", "seed", beta=3.0)
+    assert [m.beta for m in net.modules() if isinstance(m, nn.Softplus)] == [3.0] * 16
+    assert not any(isinstance(m, nn.Softplus) for m in build("vgg19", "relu", "seed").modules())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("resnet", "relu", "seed"), "vgg19, mobilenet"),
+        (("vgg19", "tanh", "seed"), "relu, softplus"),
+        (("vgg19", "relu", "large"), "a number"),
+        (("vgg19", "relu", 0.01), "leaves none"),
+    ],
+)
+def test_wrong_nets(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build(*arguments)
+
+
+# --- data and training --------------------------------------------------------------------------
+
+
+def rows(pictures: Tensor) -> set[bytes]:
+    return {picture.numpy().tobytes() for picture in pictures}
+
+
+def test_parts_are_disjoint_and_always_the_same() -> None:
+    data = images().train
+    training, held_out = parted(data, TINY)
+    assert len(rows(training.images)) == 48
+    assert len(rows(held_out.images)) == 16
+    assert not rows(training.images) & rows(held_out.images)
+    assert rows(parted(data, replace(TINY, images=20))[1].images) == rows(held_out.images)
+    with pytest.raises(InputError, match="validation="):
+        parted(data, replace(TINY, validation=80))
+
+
+def test_validation_images_are_never_trained_or_scored_on(
+    small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[bytes] = set()
+
+    def recorded(batch: Tensor) -> Tensor:
+        seen.update(rows(batch))
+        return batch
+
+    monkeypatch.setattr(cifar10_bench, "mirror_and_shift", recorded)
+    bench = Bench(TINY, images(), CPU)
+    bench.train(build("vgg19", "relu", "seed", width=4), Phase())
+    assert seen == rows(bench.train_part.images)
+    assert not seen & (rows(bench.validation.images) | rows(bench.test.images))
+    scored = torch.cat([batch for batch, _ in bench.scored])
+    assert rows(scored) <= rows(bench.normalised(bench.train_part.images))
+
+
+def test_normalised_by_the_training_part() -> None:
+    bench = Bench(TINY, images(), CPU)
+    std, mean = torch.std_mean(bench.normalised(bench.train_part.images), (0, 2, 3))
+    torch.testing.assert_close(mean, torch.zeros(3), atol=1e-4, rtol=0)
+    torch.testing.assert_close(std, torch.ones(3), atol=1e-4, rtol=0)
+
+
+def test_accuracy_is_the_share_that_is_right() -> None:
+    bench = Bench(TINY, images(), CPU)
+
+    class Always(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.eye(10)[[3] * len(x)]
+
+    assert bench.accuracies(Always())["accuracy"] == pytest.approx(3 / 24)
+
+
+def test_settings() -> None:
+    paper = Setting().paper()
+    assert (paper.epochs, paper.batch, paper.rate, paper.shape) == (160, 64, 0.1, "steps")
+    assert Setting().quick().images < 1000
+
+
+# --- jobs ---------------------------------------------------------------------------------------
+
+
+def test_names_and_combinations() -> None:
+    assert Job("vgg19", "splitting").name == "vgg19-splitting-finetune-relu-0"
+    found = jobs(seeds=range(3))
+    assert len({job.name for job in found}) == len(found) == 2 * 3 * (8 + 6)
+    assert [job.seed for job in found] == sorted(job.seed for job in found)
+
+
+def test_wrong_jobs_are_told_all_at_once() -> None:
+    with pytest.raises(InputError, match=r"arch: .*method: .*after: "):
+        Job("resnet", "magic", "later")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="from scratch anyway"):
+        Job("vgg19", "uniform", "retrain")
+
+
+def check_schema(found: dict[str, Any], job: Job, folder: Path) -> None:
+    assert json.loads((folder / "jobs" / f"{job.name}.json").read_text()) == found
+    assert list(found) == [
+        "experiment", "job", "settings", "hardware", "versions", "full", "points"
+    ]  # fmt: skip
+    assert found["experiment"] == "cifar10"
+    assert found["job"] == asdict(job)
+    assert found["settings"] == asdict(TINY)
+    assert set(found["full"]) == {"params", "macs"}
+    for point in found["points"]:
+        assert set(point) == POINT
+        assert set(point["seconds"]) == {"train", "score", "split"}
+        assert point["seconds"]["train"] > 0
+        assert 0 <= point["accuracy"] <= 1
+        assert 0 <= point["validation"] <= 1
+        assert isinstance(point["params"], int)
+        assert isinstance(point["macs"], int)
+        if point["split"] is not None:
+            assert set(point["split"]) == {"predicted", "measured", "step", "neurons"}
+
+
+@pytest.mark.parametrize(
+    ("arch", "method"),
+    [*(("vgg19", m) for m in METHODS), ("mobilenet", "splitting-macs"), ("mobilenet", "bn")],
+)
+def test_every_method(arch: str, method: str, small: None, shared: Path) -> None:
+    job = Job(arch, method)
+    found = done(job, shared)
+    check_schema(found, job, shared)
+    params, macs = column(found, "params"), column(found, "macs")
+    falls = method in ("l1", "bn")
+    assert len(params) > 1
+    assert params == sorted(set(params), reverse=falls)
+    assert macs == sorted(set(macs), reverse=falls)
+    if falls:
+        assert found["points"][0]["params"] == found["full"]["params"]
+    scratch = method in UNIFORM
+    longer = range(1, len(params) + 1) if method != "uniform" else [1] * len(params)
+    assert column(found, "epochs") == [TINY.epochs * k for k in longer]
+    splits = [split is not None for split in column(found, "split")]
+    assert splits == [method in GROWN and k < len(params) - 1 for k in range(len(params))]
+    assert scratch or found["points"][0]["seconds"]["split"] > 0
+
+
+@pytest.mark.parametrize("method", ["random", "uniform"])
+def test_growth_ends_at_its_share(method: str, small: None, tmp_path: Path) -> None:
+    setting = replace(TINY, phases=None, largest=0.5, growth=0.5, epochs=1)
+    found = done(Job("vgg19", method), tmp_path, setting)
+    enough = [p >= 0.5 * found["full"]["params"] for p in column(found, "params")]
+    assert enough == [False] * (len(enough) - 1) + [True]
+    neurons = [sum(widths.values()) for widths in column(found, "widths")]
+    assert neurons == [8, 12, 18][: len(neurons)]
+
+
+def test_all_start_from_the_same_trained_net(small: None, shared: Path) -> None:
+    found = [
+        timeless(done(Job("vgg19", method), shared)["points"])[0] | {"split": None}
+        for method in (*GROWN, *UNIFORM)
+    ]
+    assert all(point == found[0] for point in found)
+
+
+@every_pruning
+def test_pruning_goes_down_to_the_seed(method: str, small: None, tmp_path: Path) -> None:
+    found = done(Job("vgg19", method), tmp_path, replace(TINY, phases=None, epochs=1, keep=0.6))
+    seed = sum(p.numel() for p in build("vgg19", "relu", "seed", width=4).parameters())
+    assert [p <= seed for p in column(found, "params")].count(True) == 1
+
+
+def test_pruning_ends_where_nothing_can_be_cut(small: None, tmp_path: Path) -> None:
+    setting = replace(TINY, phases=None, epochs=1, width=1, keep=0.4)
+    found = done(Job("vgg19", "l1"), tmp_path, setting)
+    assert set(found["points"][-1]["widths"].values()) == {2}
+
+
+def test_sparsity_is_for_bn_alone(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[float] = []
+
+    def recorded(net: nn.Module, sparsity: float) -> None:
+        assert all(p.grad is not None for p in net.parameters())
+        calls.append(sparsity)
+
+    monkeypatch.setattr(cifar10_jobs, "add_sparsity_gradient", recorded)
+    done(Job("vgg19", "l1"), tmp_path, replace(TINY, phases=2))
+    assert not calls
+    done(Job("vgg19", "bn"), tmp_path, replace(TINY, phases=2))
+    assert calls == [1e-4] * (2 * TINY.epochs * 3)
+
+
+@pytest.mark.parametrize(("after", "steps"), [("finetune", [0, 6]), ("retrain", [0, 0])])
+def test_retraining_begins_with_fresh_weights(
+    after: Any, steps: list[int], small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+    train = Bench.train
+
+    def recorded(bench: Bench, net: nn.Module, phase: Phase) -> None:
+        found.append(int(net.state_dict()["features.1.num_batches_tracked"]))
+        train(bench, net, phase)
+
+    monkeypatch.setattr(Bench, "train", recorded)
+    done(Job("vgg19", "random", after), tmp_path)
+    assert found == steps
+
+
+def test_retraining_finds_fresh_weights_each_time(small: None) -> None:
+    bench = Bench(TINY, images(), CPU)
+    job = Job("mobilenet", "l1", "retrain")
+    made = Study(job, bench, Path("unused"))
+    net = made.net("full")
+    first, again, other = (made._cut(net, number).state_dict() for number in (1, 1, 2))
+    kept = Study(replace(job, after="finetune"), bench, Path("unused"))._cut(net, 1).state_dict()
+    name = "blocks.0.pointwise.0.weight"
+    assert first[name].shape == kept[name].shape
+    assert torch.equal(first[name], again[name])
+    assert not torch.equal(first[name], other[name])
+    assert not torch.isin(first[name], net.state_dict()[name]).any()
+    assert torch.isin(kept[name], net.state_dict()[name]).all()
+
+
+# --- interruptions and files --------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """As if the process had ended here."""
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        Job("vgg19", "splitting"),
+        Job("mobilenet", "random", "retrain"),
+        Job("vgg19", "uniform-long"),
+        Job("vgg19", "l1"),
+        Job("mobilenet", "bn", "retrain"),
+    ],
+    ids=lambda job: job.name,
+)
+def test_a_killed_job_goes_on_from_its_last_net(
+    job: Job, small: None, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = done(job, shared)
+    trained: list[int] = []
+    train = Bench._train
+
+    def until(last: int) -> Any:
+        def recorded(bench: Bench, net: nn.Module, phase: Phase, *rest: Any) -> None:
+            if phase.number == last:
+                raise Killed
+            trained.append(phase.number)
+            train(bench, net, phase, *rest)
+
+        return recorded
+
+    monkeypatch.setattr(Bench, "_train", until(1))
+    with pytest.raises(Killed):
+        done(job, tmp_path)
+    assert not list(tmp_path.glob("jobs/*"))
+    monkeypatch.setattr(Bench, "_train", until(99))
+    assert timeless(done(job, tmp_path)["points"]) == timeless(whole["points"])
+    assert trained == [0, 1]
+
+
+def test_a_job_that_is_done_is_read(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job("vgg19", "uniform")
+    setting = replace(TINY, phases=1)
+    first = done(job, tmp_path, setting)
+    with monkeypatch.context() as patch:
+        patch.setattr(study, "Bench", None)
+        assert done(job, tmp_path, setting) == first
+    other = done(job, tmp_path, replace(setting, epochs=1))
+    assert column(other, "epochs") == [1]
+    (tmp_path / "jobs" / f"{job.name}.json").write_text("{")
+    assert timeless(done(job, tmp_path, setting)["points"]) == timeless(first["points"])
+
+
+def test_jobs_in_processes_and_one_that_fails(tmp_path: Path) -> None:
+    """The nets in processes are the real ones, at the width of 1."""
+    setting = replace(TINY, phases=1, epochs=1, width=1)
+    wrong = Job("vgg19", "bn", seed=1)
+    # What this one goes on from is damaged.
+    place = tmp_path / "runs" / study.key_of(setting) / wrong.name / cifar10_jobs.NET
+    place.parent.mkdir(parents=True)
+    place.write_text("not a net")
+    listed = [wrong, Job("mobilenet", "uniform")]
+    said = io.StringIO()
+    found = run_jobs(
+        listed, setting, data=tmp_path, folder=tmp_path, device="cpu", workers=2, read=images,
+        console=Console(file=said, width=200),
+    )  # fmt: skip
+    assert [result["job"] for result in found] == [asdict(job) for job in listed[1:]]
+    assert f"{wrong.name}: failed with exit code 1" in said.getvalue()
+    assert f"{listed[1].name}: done" in said.getvalue()
+
+
+def test_wrong_runs(tmp_path: Path) -> None:
+    job = Job("vgg19", "uniform")
+    given: dict[str, Any] = {"data": tmp_path, "folder": tmp_path, "device": "cpu"}
+    with pytest.raises(InputError, match="run twice"):
+        run_jobs([job, job], TINY, workers=1, **given)
+    with pytest.raises(InputError, match="workers"):
+        run_jobs([job], TINY, workers=0, **given)
