@@ -62,7 +62,9 @@ def test_a_split_along_the_whole_direction_gains_more(found: dict[str, Any]) -> 
 
 
 def test_relu_is_predicted_up_to_its_stand_in(data: depthwise.Batch) -> None:
-    answers = depthwise.claims(depthwise.run(replace(SMALL, activation="relu", neurons=6), *data))
+    # Few images have few kinks: a step must be long to cross some.
+    setting = replace(SMALL, activation="relu", step=0.1, neurons=6)
+    answers = depthwise.claims(depthwise.run(setting, *data))
     whole, truncated = answers["whole"], answers["truncated"]
     assert whole["r"] > 0.8
     assert truncated["r"] < 0.6

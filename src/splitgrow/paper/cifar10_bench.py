@@ -46,8 +46,8 @@ class Setting:
     """
 
     epochs: int = 10
-    batch: int = 128
-    rate: float = 0.1
+    batch: int = 256
+    rate: float = 0.2
     shape: str = "cosine"
     weight_decay: float = 1e-4
     validation: int = 5000
