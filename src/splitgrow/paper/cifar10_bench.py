@@ -131,12 +131,12 @@ class Bench:
     ) -> None:
         # cudnn.benchmark stays off: what it chooses depends on what else the GPU does just then, so
         # that a resumed job would differ, and it would choose anew for the shapes of every phase.
-        data = self.train_part
-        if self.device.type == "cuda":  # again in every phase: a net that grew has new tensors
-            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        data, layout = self.train_part, layout_for(net, self.device)
+        net.to(memory_format=layout)  # type: ignore[call-overload]  # a net that grew has new tensors
 
         def loss_of(index: Tensor) -> Tensor:
-            images = self.normalised(mirror_and_shift(data.images[index]))
+            images = mirror_and_shift(data.images[index]).contiguous(memory_format=layout)
+            images = self.normalised(images)
             with half_precision(self.device):
                 return F.cross_entropy(net(images), data.labels[index])
 
@@ -155,11 +155,24 @@ class Bench:
     @torch.no_grad()
     def _accuracy(self, net: nn.Module, data: ImageData) -> float:
         right = torch.zeros((), dtype=torch.long, device=self.device)
+        layout = layout_for(net, self.device)
         for images, labels in _batches(data, EVALUATED):
-            inputs = self.normalised(images).contiguous(memory_format=torch.channels_last)
+            inputs = self.normalised(images).contiguous(memory_format=layout)
             with half_precision(self.device):
                 right += (net(inputs).argmax(1) == labels).sum()
         return int(right) / len(data.labels)
+
+
+def layout_for(net: nn.Module, device: torch.device) -> torch.memory_format:
+    """Channels last for what a GPU's matrix units compute.
+
+    Not for depthwise convolutions: there cuDNN compiles a kernel anew for every number of channels
+    (seconds a phase, https://github.com/NVIDIA/cudnn-frontend/issues/1066), and a net that grows
+    has ever new ones.
+    """
+    depthwise = any(isinstance(m, nn.Conv2d) and m.groups > 1 for m in net.modules())
+    last = device.type == "cuda" and not depthwise
+    return torch.channels_last if last else torch.contiguous_format
 
 
 def parted(data: ImageData, setting: Setting) -> tuple[ImageData, ImageData]:

@@ -6,6 +6,7 @@ CUDA graph and replayed; on a CPU the same step is simply called.
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -176,6 +177,10 @@ class _Repeat:
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._stream = torch.cuda.Stream(device) if self._records else None
+        if self._records:
+            # What is left in reference cycles of an earlier forward pass (a tracer's, say) keeps
+            # the parameters' gradient nodes on the stream of that pass, which spoils a recording.
+            gc.collect()
 
     def __call__(self) -> None:
         """One step."""
