@@ -7,9 +7,24 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+from splitgrow.paper import cifar10_cli
+from splitgrow.paper.options import (
+    DATA,
+    FOLDER,
+    Data,
+    Device,
+    Download,
+    Folder,
+    Quick,
+    Redraw,
+    Seeds,
+    Workers,
+    device_named,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,17 +35,8 @@ app = typer.Typer(
     help="The paper's experiments, with all their baselines and figures.",
     no_args_is_help=True,
 )
-
-Seeds = Annotated[int, typer.Option(min=1, help="How many seeds, from 0 on.")]
-Workers = Annotated[int, typer.Option(min=1, help="How many processes.")]
-Quick = Annotated[bool, typer.Option("--quick", help="One seed and short phases: a taste.")]
-Redraw = Annotated[bool, typer.Option("--redraw", help="Only the claims and figures anew.")]
-Folder = Annotated[Path, typer.Option(help="Folder for the results and the figures.")]
-Data = Annotated[Path, typer.Option(help="Folder with the data set, as torchvision has it.")]
-Download = Annotated[bool, typer.Option("--download", help="Fetch what is missing there.")]
-Device = Annotated[str | None, typer.Option(help="cuda or cpu; by default a GPU if there is one.")]
-FOLDER = Path("runs/paper")
-DATA = Path("data")
+app.command()(cifar10_cli.cifar10)
+app.command()(cifar10_cli.depthwise)
 
 
 @app.command()
@@ -82,7 +88,7 @@ def prototypes(
     run_seed = None
     if not redraw:
         mnist(data, download=download)  # now, with a good error, and not in every process
-        place = _device(device)
+        place = device_named(device)
         run_seed = partial(
             experiment.run_seed, data=data, folder=folder / "prototypes", device=place
         )
@@ -90,17 +96,6 @@ def prototypes(
         experiment, "prototypes", seeds, workers, folder,
         quick=quick, redraw=redraw, run_seed=run_seed, device=device,
     )  # fmt: skip
-
-
-def _device(wanted: str | None) -> str:
-    import torch
-
-    from splitgrow.errors import InputError
-
-    there = torch.cuda.is_available()
-    if wanted not in (None, "cpu", "cuda") or (wanted == "cuda" and not there):
-        raise InputError(f"--device: expected cpu{' or cuda' if there else ''}, got {wanted}.")
-    return wanted or ("cuda" if there else "cpu")
 
 
 def _perform(
@@ -123,7 +118,7 @@ def _perform(
             experiment, name, run_seed or experiment.run_seed,
             setting.quick() if quick else setting, range(1 if quick else seeds), workers, console,
         )  # fmt: skip
-        found["hardware"] = results.hardware(_device(device))
+        found["hardware"] = results.hardware(device_named(device))
     results.save(found, path)
     for table in tables.tables(name, experiment.claims(found)):
         console.print(table)

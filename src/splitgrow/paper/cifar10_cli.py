@@ -1,0 +1,168 @@
+"""``splitgrow paper cifar10`` and ``splitgrow paper depthwise``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from splitgrow.errors import InputError
+from splitgrow.paper.options import (
+    DATA,
+    FOLDER,
+    Data,
+    Device,
+    Download,
+    Folder,
+    Quick,
+    Redraw,
+    Seeds,
+    Workers,
+    device_named,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from splitgrow.paper.cifar10_bench import Setting
+    from splitgrow.paper.cifar10_jobs import Job
+
+Arch = Annotated[
+    list[str] | None, typer.Option(help="mobilenet or vgg19, may be repeated; by default both.")
+]
+Methods = Annotated[
+    list[str] | None, typer.Option("--method", help="Only these methods, may be repeated.")
+]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Of every phase, instead of 10.")]
+PaperSchedule = Annotated[
+    bool, typer.Option("--paper-schedule", help="As published: 160 epochs a phase, batches of 64.")
+]
+
+
+def cifar10(
+    data: Data = DATA,
+    arch: Arch = None,
+    method: Methods = None,
+    seeds: Seeds = 3,
+    workers: Workers = 1,
+    epochs: Epochs = None,
+    paper_schedule: PaperSchedule = False,  # noqa: FBT002  (typer makes it a flag)
+    quick: Quick = False,  # noqa: FBT002
+    redraw: Redraw = False,  # noqa: FBT002
+    download: Download = False,  # noqa: FBT002
+    device: Device = None,
+    folder: Folder = FOLDER,
+) -> None:
+    """Grow MobileNet and VGG19 on CIFAR-10 against pruning: Figure 3.
+
+    The study is many jobs, each with a file of its own. Those that are done are not repeated, an
+    interrupted one goes on; figures and tables are made of all the files that are there.
+    """
+    from rich.console import Console
+
+    from splitgrow.paper import figures
+    from splitgrow.paper.cifar10 import run_jobs
+    from splitgrow.paper.cifar10_jobs import study
+    from splitgrow.paper.data import cifar10 as read
+
+    figures.check_matplotlib()  # now, not after minutes of work
+    console, place = Console(), folder / "cifar10"
+    if not redraw:
+        setting = _setting(epochs, paper_schedule=paper_schedule, quick=quick)
+        todo = _chosen(study(range(1 if quick else seeds)), arch, method)
+        read(data, download=download)  # now, with a good error, and not in every process
+        run_jobs(
+            todo, setting, data=data, folder=place, device=device_named(device), workers=workers,
+            console=console,
+        )  # fmt: skip
+    show(place, console)
+
+
+def _setting(epochs: int | None, *, paper_schedule: bool, quick: bool) -> Setting:
+    from splitgrow.paper.cifar10_bench import Setting
+
+    if paper_schedule and (quick or epochs):
+        raise InputError("--paper-schedule: it sets the epochs; leave out --quick and --epochs.")
+    made = Setting().paper() if paper_schedule else Setting()
+    made = made.quick() if quick else made
+    return replace(made, epochs=epochs) if epochs else made
+
+
+def _chosen(
+    todo: Sequence[Job], archs: Sequence[str] | None, methods: Sequence[str] | None
+) -> list[Job]:
+    """The jobs of some nets and methods; of all where none is named."""
+    for option, named, known in (
+        ("--arch", archs, {job.arch for job in todo}),
+        ("--method", methods, {job.method for job in todo}),
+    ):
+        if wrong := sorted(set(named or ()) - known):
+            raise InputError(
+                f"{option}: expected {', '.join(sorted(known))}, got {', '.join(wrong)}."
+            )
+    return [job for job in todo if job.arch in (archs or [job.arch])
+            and job.method in (methods or [job.method])]  # fmt: skip
+
+
+def show(place: Path, console: Console) -> None:
+    """Claims, tables and figures of all jobs that are done."""
+    from splitgrow.files import write_file
+    from splitgrow.paper import cifar10_claims, cifar10_figures
+    from splitgrow.paper.results import rounded
+
+    jobs = finished(place)
+    claims = rounded(cifar10_claims.claims(jobs))
+    for table in cifar10_claims.tables(claims):
+        console.print(table)
+    path = place / "claims.json"
+    write_file(path, (json.dumps(claims, indent=1, allow_nan=False) + "\n").encode())
+    for file in (path, *cifar10_figures.draw(jobs, place)):
+        console.print(f"wrote {file}", soft_wrap=True, highlight=False)
+
+
+def finished(place: Path) -> list[dict[str, Any]]:
+    """The results of every job that is done, in the order of their names; all of one setting."""
+    found = [json.loads(path.read_text()) for path in sorted((place / "jobs").glob("*.json"))]
+    if not found:
+        raise InputError(
+            f"{place / 'jobs'}: no job is done yet. Run: splitgrow paper cifar10 --data DIR"
+        )
+    if any(job["settings"] != found[0]["settings"] for job in found):
+        raise InputError(
+            f"{place / 'jobs'}: these jobs were run with different settings, and do not compare. "
+            "Run each setting with a --folder of its own."
+        )
+    return found
+
+
+def depthwise(
+    data: Data = DATA,
+    quick: Quick = False,  # noqa: FBT002  (typer makes it a flag)
+    download: Download = False,  # noqa: FBT002
+    folder: Folder = FOLDER,
+) -> None:
+    """Where MobileNet's neuron ends: the index through the depthwise layer, and cut before it."""
+    from rich.console import Console
+
+    from splitgrow.paper import depthwise as experiment
+    from splitgrow.paper import figures, results
+    from splitgrow.paper.data import cifar10 as read
+
+    figures.check_matplotlib()
+    images = read(data, download=download).train
+    count = 2000 if quick else 10_000
+    pixels, labels = (images.images[:count].float() / 255 - 0.5) * 4, images.labels[:count]
+    found = []
+    for activation in experiment.ACTIVATIONS:
+        setting = experiment.Setting(activation)
+        run = experiment.run(setting.quick() if quick else setting, pixels, labels)
+        found.append(run | {"claims": results.rounded(experiment.claims(run))})
+    path = folder / "depthwise.json"
+    results.save({"experiment": "depthwise", "hardware": results.hardware("cpu"), "runs": found},
+                 path)  # fmt: skip
+    for file in (path, *experiment.draw(found, folder)):
+        Console().print(f"wrote {file}", soft_wrap=True, highlight=False)

@@ -1,0 +1,29 @@
+"""Options that several of the paper's commands have."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from splitgrow.errors import InputError
+
+Seeds = Annotated[int, typer.Option(min=1, help="How many seeds, from 0 on.")]
+Workers = Annotated[int, typer.Option(min=1, help="How many processes.")]
+Quick = Annotated[bool, typer.Option("--quick", help="One seed and short phases: a taste.")]
+Redraw = Annotated[bool, typer.Option("--redraw", help="Only the claims and figures anew.")]
+Folder = Annotated[Path, typer.Option(help="Folder for the results and the figures.")]
+Data = Annotated[Path, typer.Option(help="Folder with the data set, as torchvision has it.")]
+Download = Annotated[bool, typer.Option("--download", help="Fetch what is missing there.")]
+Device = Annotated[str | None, typer.Option(help="cuda or cpu; by default a GPU if there is one.")]
+FOLDER = Path("runs/paper")
+DATA = Path("data")
+
+
+def device_named(wanted: str | None) -> str:
+    """The device that was asked for, or the best there is."""
+    import torch
+
+    there = torch.cuda.is_available()
+    if wanted not in (None, "cpu", "cuda") or (wanted == "cuda" and not there):
+        raise InputError(f"--device: expected cpu{' or cuda' if there else ''}, got {wanted}.")
+    return wanted or ("cuda" if there else "cpu")

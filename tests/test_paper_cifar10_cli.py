@@ -1,0 +1,126 @@
+"""The command around the CIFAR-10 jobs: which jobs it runs, and what it makes of their files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from splitgrow.errors import InputError
+from splitgrow.paper import cifar10, cifar10_cli, data
+from splitgrow.paper.cifar10_bench import Setting
+from splitgrow.paper.cifar10_jobs import Job, study
+from splitgrow.paper.cli import app
+
+
+def result(method: str, seed: int, gain: float, settings: dict[str, Any]) -> dict[str, Any]:
+    sizes = [10_000, 20_000, 40_000, 80_000]
+    points = [
+        {"params": size, "macs": 100 * size, "accuracy": 0.5 + 0.1 * i + gain, "validation": 0.5,
+         "loss": 1.0, "epochs": 10 * (i + 1), "widths": {"a": 16 + i, "b": 16},
+         "seconds": {"train": 10.0, "score": 0.1, "split": 0.1},
+         "split": None if i == 3 else {"predicted": -0.02, "measured": -0.01 * (i + 1),
+                                       "step": 0.1, "neurons": 4}}
+        for i, size in enumerate(sizes)
+    ]  # fmt: skip
+    return {
+        "experiment": "cifar10",
+        "job": {"arch": "vgg19", "method": method, "after": "finetune", "activation": "relu",
+                "seed": seed},
+        "settings": settings, "hardware": "x", "versions": {},
+        "full": {"params": 1_000_000, "macs": 100_000_000},
+        "points": points,
+    }  # fmt: skip
+
+
+def write(folder: Path, found: list[dict[str, Any]]) -> None:
+    place = folder / "cifar10" / "jobs"
+    place.mkdir(parents=True)
+    for i, job in enumerate(found):
+        (place / f"{i}.json").write_text(json.dumps(job))
+
+
+def invoke(*words: str) -> Any:
+    return CliRunner().invoke(app, ["cifar10", *words])
+
+
+def test_files_become_claims_tables_and_figures(tmp_path: Path) -> None:
+    write(tmp_path, [result(m, s, g, {"epochs": 1}) for m, g in (("splitting", 0.05), ("l1", 0.0))
+                     for s in (0, 1)])  # fmt: skip
+    outcome = invoke("--redraw", "--folder", str(tmp_path))
+    assert outcome.exit_code == 0, outcome.output
+    claims = json.loads((tmp_path / "cifar10" / "claims.json").read_text())
+    answers = [target for target in claims["targets"] if target["axis"] == "params"]
+    assert [(a["theirs"], a["verdict"]) for a in answers] == [("l1", "open")]  # larger nets missing
+    assert {"cifar10-figure3.png", "cifar10-figure3.svg"} <= {
+        path.name for path in (tmp_path / "cifar10").iterdir()
+    }
+
+
+def test_jobs_of_different_settings_are_not_compared(tmp_path: Path) -> None:
+    write(tmp_path, [result("splitting", s, 0.0, {"epochs": s}) for s in (0, 1)])
+    outcome = invoke("--redraw", "--folder", str(tmp_path))
+    assert isinstance(outcome.exception, InputError)
+    assert "--folder of its own" in str(outcome.exception)
+
+
+def test_without_a_job_there_is_nothing_to_show(tmp_path: Path) -> None:
+    outcome = invoke("--redraw", "--folder", str(tmp_path))
+    assert "no job is done yet. Run: splitgrow paper cifar10" in str(outcome.exception)
+
+
+@pytest.fixture
+def ordered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the command would run."""
+    found: list[Any] = []
+    monkeypatch.setattr(data, "cifar10", lambda folder, download: None)
+    monkeypatch.setattr(cifar10_cli, "show", lambda *_: None)
+
+    def run_jobs(todo: list[Job], setting: Setting, **_: Any) -> list[Any]:
+        found.extend([todo, setting])
+        return []
+
+    monkeypatch.setattr(cifar10, "run_jobs", run_jobs)
+    return found
+
+
+def test_the_whole_study_is_the_default(ordered: list[Any]) -> None:
+    assert invoke().exit_code == 0
+    todo, setting = ordered
+    assert setting == Setting()
+    assert todo == study(range(3))
+    for method in ("splitting", "l1", "bn"):
+        for arch in ("vgg19", "mobilenet"):
+            for after in ("finetune", "retrain"):
+                seeds = [j.seed for j in todo if (j.arch, j.method, j.after, j.activation)
+                         == (arch, method, after, "relu")]  # fmt: skip
+                assert seeds == [0, 1, 2]
+    assert len({job.name for job in todo}) == len(todo)
+
+
+def test_nets_methods_and_schedule_can_be_chosen(ordered: list[Any]) -> None:
+    words = ["--arch", "vgg19", "--method", "splitting", "--method", "random", "--seeds", "1",
+             "--paper-schedule"]  # fmt: skip
+    assert invoke(*words).exit_code == 0
+    todo, setting = ordered
+    assert {job.arch for job in todo} == {"vgg19"}
+    assert {job.method for job in todo} == {"splitting", "random"}
+    assert (setting.epochs, setting.batch, setting.rate, setting.shape) == (160, 64, 0.1, "steps")
+    assert invoke("--epochs", "3").exit_code == 0
+    assert ordered[3].epochs == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--arch", "resnet"], "--arch: expected mobilenet, vgg19, got resnet"),
+        (["--method", "magic"], "--method: expected"),
+        (["--paper-schedule", "--quick"], "leave out --quick and --epochs"),
+    ],
+)
+def test_wrong_choices_are_refused(ordered: list[Any], words: list[str], message: str) -> None:
+    assert message in str(invoke(*words).exception)
+    assert not ordered
