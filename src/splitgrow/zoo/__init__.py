@@ -4,7 +4,9 @@ Every class takes an `activation`, a factory without arguments such as `nn.ReLU`
 and widths and depths that go down to a few neurons.
 """
 
+from splitgrow.zoo import kws
 from splitgrow.zoo.densenet import DenseNet
+from splitgrow.zoo.kws import DSCNN
 from splitgrow.zoo.mlp import MLP
 from splitgrow.zoo.mobilenet import MobileNetV1, MobileNetV2, mobilenet_v1, mobilenet_v2
 from splitgrow.zoo.prototypes import PrototypeNet, euclidean_distances, squared_distances
@@ -22,6 +24,7 @@ from splitgrow.zoo.unet import UNet
 from splitgrow.zoo.vgg import VGG, vgg19
 
 __all__ = [
+    "DSCNN",
     "MLP",
     "TCN",
     "VGG",
@@ -41,6 +44,7 @@ __all__ = [
     "Transformer",
     "UNet",
     "euclidean_distances",
+    "kws",
     "mobilenet_v1",
     "mobilenet_v2",
     "squared_distances",
