@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from splitgrow.errors import InputError
+from splitgrow.paper.alignment import BLOCK, aligned
 from splitgrow.paper.augment import mirror_and_shift
 from splitgrow.paper.cifar10_nets import WIDTH
 from splitgrow.paper.data import DataSet, ImageData
@@ -120,28 +121,34 @@ class Bench:
         self, net: nn.Module, phase: Phase, sparse: Callable[[nn.Module], None]
     ) -> None:
         """One phase in which ``sparse`` changes the gradients before each step."""
-        self._train(net, phase, self.course, partial(sparse, net))
+        self._train(net, phase, self.course, sparse)
 
     def train_longer(self, net: nn.Module, phase: Phase, phases: int) -> None:
         """As many epochs as that many phases have, under one fall of the learning rate."""
         self._train(net, phase, replace(self.course, epochs=phases * self.course.epochs), None)
 
     def _train(
-        self, net: nn.Module, phase: Phase, course: Course, before_step: Callable[[], None] | None
+        self,
+        net: nn.Module,
+        phase: Phase,
+        course: Course,
+        change: Callable[[nn.Module], None] | None,
     ) -> None:
         # cudnn.benchmark stays off: what it chooses depends on what else the GPU does just then, so
         # that a resumed job would differ, and it would choose anew for the shapes of every phase.
         data, layout = self.train_part, layout_for(net, self.device)
-        net.to(memory_format=layout)  # type: ignore[call-overload]  # a net that grew has new tensors
+        with aligned(net, BLOCK if self.device.type == "cuda" else 1) as twin:
+            twin.to(memory_format=layout)  # type: ignore[call-overload]
 
-        def loss_of(index: Tensor) -> Tensor:
-            images = mirror_and_shift(data.images[index]).contiguous(memory_format=layout)
-            images = self.normalised(images)
-            with half_precision(self.device):
-                return F.cross_entropy(net(images), data.labels[index])
+            def loss_of(index: Tensor) -> Tensor:
+                images = mirror_and_shift(data.images[index]).contiguous(memory_format=layout)
+                images = self.normalised(images)
+                with half_precision(self.device):
+                    return F.cross_entropy(twin(images), data.labels[index])
 
-        optimizer = partial(sgd, weight_decay=self.setting.weight_decay)
-        course.train(net, loss_of, optimizer, phase, before_step)
+            optimizer = partial(sgd, weight_decay=self.setting.weight_decay)
+            before_step = None if change is None else partial(change, twin)
+            course.train(twin, loss_of, optimizer, phase, before_step)
 
     # ---- evaluation ---------------------------------------------------------------------------
 
