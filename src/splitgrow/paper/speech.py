@@ -9,7 +9,7 @@ Every change of a batch comes twice: for decibels, where nothing else is there, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import pi
 
@@ -52,8 +52,8 @@ class LogMel(nn.Module):
     dB = 10 log10( sum_k M[k, band] |rfft_1024(w * frame)[k]|^2 + 1e-8 ), with w = the periodic Hann
     window and M of ``mel_bands``.
 
-    A Fourier transform, not a product with its matrix: that would be slower, and in TF32 or
-    bfloat16 (which a user may ask of all products) drown quiet bands beside loud ones.
+    A Fourier transform, not a product with its matrix: that would be slower, and in TF32 (which a
+    user may ask of all products) drown quiet bands beside loud ones. Autocast has no effect here.
     """
 
     window: Tensor  # (640,)
@@ -72,6 +72,9 @@ class LogMel(nn.Module):
                 f"LogMel: expected floating-point waveforms (clips, samples) within [-1, 1], got "
                 f"{waves.dtype} of shape {tuple(waves.shape)}. Use scaled(samples) on 16-bit ones."
             )
+        return _without_autocast(self._decibels, waves)
+
+    def _decibels(self, waves: Tensor) -> Tensor:
         whole = F.pad(waves, (0, CLIP))[:, :CLIP]
         # Two hops are a window: each frame is a hop and the next one.
         hops = whole.reshape(-1, CLIP // HOP, HOP)  # (B, 50, 320)
@@ -100,7 +103,19 @@ class Mfcc(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """(B, 49, 40) to (B, 1, 49, 10)."""
-        return ((features @ self.cosines - self.mean) / self.std).unsqueeze(1)
+        return _without_autocast(self._coefficients, features).unsqueeze(1)
+
+    def _coefficients(self, features: Tensor) -> Tensor:
+        return (features @ self.cosines - self.mean) / self.std
+
+
+def _without_autocast(function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+    """Half precision has too little range for powers, and too few digits for decibels."""
+    device = values.device.type
+    if not torch.is_autocast_enabled(device):  # so that an exported graph has no trace of this
+        return function(values)
+    with torch.autocast(device, enabled=False):
+        return function(values)
 
 
 def fit_mfcc(codes: Tensor) -> Mfcc:

@@ -14,10 +14,12 @@ import os
 import re
 import wave
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -169,25 +171,23 @@ def _packed_path(folder: Path) -> Path | None:
         raise InputError(f"{folder} cannot be read: {error.strerror or error}.") from error
 
 
-def _load_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
+def _load_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Named arrays of an npz file. Each is read in full, so that damage shows."""
     try:
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise InputError(f"{path}: expected an npz file of several arrays, got one array.")
-            missing = [name for name in names if name not in archive.files]
-            if missing:
-                raise InputError(f"{path}: expected the arrays {', '.join(missing)}, got none.")
-            return {name: archive[name] for name in names}
+            several = isinstance(archive, np.lib.npyio.NpzFile)  # or a single array
+            found = {name: archive[name] for name in names if several and name in archive}
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (ValueError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
-        if isinstance(error, InputError):
-            raise
+    except (ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(
             f"{path} is not an npz file of numbers, or it is damaged: {error}. Use another copy."
         ) from error
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise InputError(f"{path}: expected the arrays {', '.join(missing)}, got none of these.")
+    return found
 
 
 def _checked_part(
@@ -518,9 +518,8 @@ def read_wav(path: Path) -> Tensor:
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
     except (wave.Error, EOFError) as error:
-        raise InputError(
-            f"{path}: expected a wav file of 16-bit PCM, got {str(error) or 'one that was cut off'}"
-        ) from error
+        cause = str(error) or "one that was cut off"
+        raise InputError(f"{path}: expected a wav file of 16-bit PCM, got {cause}.") from error
     if kind != (16, 1, RATE):
         raise InputError(
             f"{path}: expected 16 bits, 1 channel, {RATE} Hz, got {kind[0]} bits, {kind[1]} "
@@ -578,7 +577,7 @@ def _read_cache(path: Path, key: str) -> SpeechData | None:
 
 
 def _write_cache(path: Path, key: str, data: SpeechData) -> None:
-    arrays = {"key": np.array(key)}
+    arrays: dict[str, Any] = {"key": np.array(key)}
     for part in Part:
         values: SpeechPart = getattr(data, part)
         arrays |= {f"x_{part}": values.codes.numpy(), f"y_{part}": values.labels.numpy()}
