@@ -17,6 +17,7 @@ from splitgrow.attributes import sizes_of
 from splitgrow.checkpoint import load, read_metadata, save
 from splitgrow.cost import Cost, CostModel
 from splitgrow.curvature import Softplus
+from splitgrow.distributed import Shard, rewrap
 from splitgrow.errors import (
     CaptureError,
     CheckpointError,
@@ -25,6 +26,7 @@ from splitgrow.errors import (
     LossError,
     OptimizerError,
     PlanError,
+    RankError,
     SplitgrowError,
     SplitRefused,
 )
@@ -41,6 +43,7 @@ from splitgrow.policy import Budget, Policy
 from splitgrow.rules import RULES, Op, Rule, Trait, rule
 from splitgrow.score import Scores, UnitScores, score
 from splitgrow.select import select
+from splitgrow.sharded import gather, scatter
 from splitgrow.split import Offspring, Receipt, split
 from splitgrow.units import Skipped, Slot, Unit, Units, find_units
 from splitgrow.watch import TensorBoard, Watcher
@@ -75,10 +78,12 @@ __all__ = [
     "PhaseRecord",
     "PlanError",
     "Policy",
+    "RankError",
     "Receipt",
     "Result",
     "Rule",
     "Scores",
+    "Shard",
     "Skipped",
     "Slot",
     "Softplus",
@@ -96,11 +101,14 @@ __all__ = [
     "Watcher",
     "find_units",
     "fit",
+    "gather",
     "grow",
     "load",
     "read_metadata",
+    "rewrap",
     "rule",
     "save",
+    "scatter",
     "score",
     "select",
     "sizes_of",

@@ -10,6 +10,8 @@ from math import inf
 import torch
 from torch import Tensor, nn
 
+from splitgrow.distributed import APART, team_of
+from splitgrow.errors import InputError
 from splitgrow.methods import Grown, Growth, Method, Site, random_entries, shuffled
 from splitgrow.optimizer import carry_state, check_optimizer
 from splitgrow.plan import SplitPlan
@@ -122,20 +124,21 @@ def _grow_by(
     site: Site, plan: SplitPlan, change: Callable[[Offspring], None], inherit: Inherit
 ) -> Growth:
     """Duplicate the neurons of a plan and change the twins; everything or nothing."""
-    model, example = site.model, plan.units.graph.example
+    model, example, team = site.model, plan.units.graph.example, team_of(site.batches)
     plans = plan_regrowth(plan.units, plan.chosen)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     if site.optimizer is not None:
         check_optimizer(site.optimizer, parameters, plans)
     shapes = {name: tensor.shape for name, tensor in named_tensors(model).items() if name in plans}
     loss, outputs = mean_loss(model, site.loss_fn, site.batches), run(model, example)
-    with Undo() as undo, torch.inference_mode(False), torch.no_grad():
+    with Undo() as undo, torch.inference_mode(False), torch.no_grad(), team.guard("growth"):
         regrow(model, plan.units, plans, undo)
         change(Offspring(model, plans, site.generator))
         parity = largest_change(outputs, run(model, example))
         measured = mean_loss(model, site.loss_fn, site.batches) - loss
         if site.optimizer is not None:
             carry_state(site.optimizer, shapes, parameters, inherit(plans), undo)
+        team.same_model("model", model, APART)
     return Growth(_twins(plan), measured, loss, parity)
 
 
@@ -196,6 +199,11 @@ class Boosting(_Anywhere):
 
     def carry_out(self, site: Site, plan: SplitPlan) -> Growth:
         """Add them, fit them."""
+        if team_of(site.batches).size > 1:
+            raise InputError(
+                "method: boosting fits its neurons in one process. Give grow() the batches "
+                "themselves in place of a Shard, and run it on one."
+            )
 
         def change(offspring: Offspring) -> None:
             offspring.renew()

@@ -22,6 +22,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
 from splitgrow.attributes import SIZES, fix_attributes, set_size
+from splitgrow.distributed import bare
 from splitgrow.errors import CheckpointError, InputError
 from splitgrow.files import is_storable, read_sealed, write_sealed
 from splitgrow.state import Undo
@@ -95,8 +96,12 @@ def load(seed_model: Model, path: Path) -> Model:
         CheckpointError: the file cannot be read, is not as it was written, or does not fit; all
             that does not fit is listed. The model is then exactly as before.
     """
-    model = _unwrapped(seed_model)
-    kept = _read_model(path)
+    _become(_unwrapped(seed_model), path, _read_model(path))
+    return seed_model
+
+
+def _become(model: nn.Module, path: Path, kept: _Description) -> None:
+    """Give a model the sizes and values of what is kept."""
     with torch.inference_mode(False), torch.no_grad(), _not_training(model):
         seed = _describe(model)
         title = f"{path} does not fit {type(model).__name__}, which was left as it was"
@@ -105,7 +110,6 @@ def load(seed_model: Model, path: Path) -> Model:
             resized = _fill(model, kept, seed, undo)
             _fix_sizes(model, path, kept, resized, undo)
             refuse(title, _contradictions(model, kept, resized))
-    return seed_model
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -138,13 +142,17 @@ def _describe(model: nn.Module) -> _Description:
     bad = (f"{name} {why}" for name, t in tensors.items() if (why := unusable(t)))
     refuse(f"{type(model).__name__} cannot be kept in a checkpoint", bad)
     modules = dict(model.named_modules(remove_duplicate=False))
-    transient = (
+    classes = {path: type(module).__name__ for path, module in modules.items()}
+    return _Description(tensors, _aliases(tensors), _transient(model), classes, {})
+
+
+def _transient(model: nn.Module) -> frozenset[str]:
+    """Names of the buffers that are not persistent."""
+    return frozenset(
         f"{path}.{name}".removeprefix(".")
-        for path, module in modules.items()
+        for path, module in model.named_modules(remove_duplicate=False)
         for name in module._non_persistent_buffers_set
     )
-    classes = {path: type(module).__name__ for path, module in modules.items()}
-    return _Description(tensors, _aliases(tensors), frozenset(transient), classes, {})
 
 
 def _aliases(tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -221,11 +229,11 @@ def _not_training(model: nn.Module) -> Iterator[None]:
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
-    """The model itself, whose names do not depend on whether it was compiled."""
+    """The model itself, whose names do not depend on whether it was compiled or wrapped."""
     if not isinstance(model, nn.Module):
         raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
     inner = getattr(model, "_orig_mod", None)
-    return inner if isinstance(inner, nn.Module) else model
+    return bare(inner if isinstance(inner, nn.Module) else model)
 
 
 def _own_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:

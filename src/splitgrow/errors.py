@@ -38,6 +38,10 @@ class CheckpointError(SplitgrowError):
     """A checkpoint cannot be read or written, or does not fit; nothing was changed."""
 
 
+class RankError(SplitgrowError):
+    """Another process failed, or the processes of a group do not do or hold the same."""
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C ended a run after the current batch; ``run_dir`` is where it can be resumed from."""
 

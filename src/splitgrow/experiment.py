@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -62,13 +63,14 @@ class Experiment:
         resume: bool = False,
         seed: int = 0,
         watch: Sequence[Watcher] = (),
+        origin: str | None = None,
     ) -> Result:
-        """Build the model and grow it."""
+        """Build the model and grow it; ``origin`` is where this experiment is, file.py:name."""
         return grow(
             build(self.model, seed), train=self.train, loss_fn=self.loss_fn, batches=self.batches,
             example_inputs=self.example_inputs, evaluate=self.evaluate, policy=self.policy,
             until=self.until, method=self.method, finish=self.finish, exclude=self.exclude,
-            run_dir=run_dir, resume=resume, seed=seed, watch=watch,
+            run_dir=run_dir, resume=resume, seed=seed, watch=watch, origin=origin,
         )  # fmt: skip
 
 
@@ -96,6 +98,17 @@ def load_object(place: str) -> Any:
         raise InputError(
             f"{file} has no {name!r}; it defines {', '.join(there) or 'nothing'}."
         ) from None
+
+
+def relative_place(place: str) -> str:
+    """``file.py:name`` as seen from here: a run's folder should not tell of the machine."""
+    file, _, name = place.rpartition(":")
+    if not file.endswith(".py"):
+        return place
+    try:
+        return f"{Path(os.path.relpath(file)).as_posix()}:{name}"
+    except ValueError:  # another drive
+        return place
 
 
 def load_experiment(place: str) -> Experiment:

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from splitgrow.capture import Call, ExampleInputs
 from splitgrow.checkpoint import load
 from splitgrow.cost import CostModel
+from splitgrow.distributed import APART, Team, check_bare, team_of
 from splitgrow.errors import InputError, Interrupted, SplitgrowError
 from splitgrow.fit import Trainer
 from splitgrow.history import Event, History, PhaseRecord, Split, lasting_names
@@ -29,7 +30,7 @@ from splitgrow.optimizer_file import load_optimizer
 from splitgrow.phase import Phase, check_seed
 from splitgrow.policy import Budget, Policy
 from splitgrow.runs import RunFolder, Saved
-from splitgrow.state import eval_mode, seeded
+from splitgrow.state import Undo, eval_mode, seeded
 from splitgrow.tap import LossFn
 from splitgrow.units import Units, _without, find_units
 from splitgrow.view import check_batches, check_call, check_loss_fn, first_call, mean_loss
@@ -81,6 +82,7 @@ def grow(
     resume: bool = False,
     seed: int = 0,
     watch: Sequence[Watcher] = (),
+    origin: str | None = None,
 ) -> Result:
     """Train and split in turn, in place, until the budget is spent or nothing is left to split.
 
@@ -95,7 +97,11 @@ def grow(
             numbers come from the global generators, which are seeded for each phase; a generator
             of your own should be seeded with ``phase.seed``, or a resumed run differs.
         loss_fn: ``loss_fn(model, batch)`` gives the mean loss of a batch.
-        batches: what to score neurons and to search the step on: a list or a loader.
+        batches: what to score neurons and to search the step on: a list or a loader. On several
+            processes, this one's part of it: ``splitgrow.Shard(batches)``. ``train`` then wraps
+            the model in DistributedDataParallel anew in each phase; metrics are averaged over the
+            processes; the first one writes ``run_dir``, which all must be able to read, and tells
+            ``watch``.
         example_inputs: as for :func:`splitgrow.find_units`; left out, they are taken from the
             first batch.
         evaluate: ``evaluate(model)`` gives metrics by name, in eval mode and without gradients.
@@ -110,6 +116,8 @@ def grow(
         resume: go on with the run that is in ``run_dir``, if there is one.
         seed: of everything random in the run.
         watch: told what happens, as it happens.
+        origin: where the experiment or its seed model is, ``file.py:name``: kept in ``run_dir``,
+            so that ``splitgrow export`` can build the model again.
 
     Raises:
         Interrupted: Ctrl-C was pressed. The run ends after the current batch, and what is in
@@ -117,6 +125,7 @@ def grow(
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
+    check_bare(model)
     for name, function in (("train", train), ("finish", finish or train)):
         if not callable(function):
             raise InputError(f"{name}: expected a function, got {type(function).__name__}.")
@@ -135,8 +144,8 @@ def grow(
         model, train, loss_fn, batches, Call.from_example(example), evaluate,
         policy, until, method_named(method) if isinstance(method, str) else method,
         (exclude,) if isinstance(exclude, str) else tuple(exclude), folder,
-        check_seed(seed), Everyone(list(watch)),
-        method if isinstance(method, str) else type(method).__name__, finish,
+        check_seed(seed), Everyone(list(watch) if team_of(batches).rank == 0 else []),
+        method if isinstance(method, str) else type(method).__name__, finish, origin,
     )  # fmt: skip
     return run.perform(resume=resume)
 
@@ -176,6 +185,7 @@ class _Run:
     watcher: Watcher
     method_name: str
     finish: Train | None = None
+    origin: str | None = None
     history: History = field(init=False)
     optimizer: Optimizer | None = None
     restore: Callable[[Optimizer], None] | None = None
@@ -186,14 +196,21 @@ class _Run:
         name = "run" if self.folder is None else self.folder.path.resolve().name
         self.history = History(name, self.method_name, self.seed)
 
+    @property
+    def team(self) -> Team:
+        """The processes that grow the same model."""
+        return team_of(self.batches)
+
     # ---- the loop -----------------------------------------------------------------------------
 
     def perform(self, *, resume: bool) -> Result:
         """All phases that are still to be done."""
         with _flag_on_interrupt(self.stop):
             try:
-                self._resolve_exclude()
-                self._go_on_from(self._open(resume=resume))
+                with self.team.guard("the start of the run"):
+                    self._resolve_exclude()
+                    last = self._open(resume=resume)
+                self._go_on_from(last)
             except Interrupted:
                 raise
             except KeyboardInterrupt as interrupt:
@@ -281,8 +298,9 @@ class _Run:
             train(self.model, phase)
         self.optimizer, self.restore = phase.optimizer, None
         self._check_stop()
+        self._check_trained()
         self.watcher.on_stage(number, "evaluate")
-        with clock.time("evaluate"):
+        with clock.time("evaluate"), self.team.guard("evaluate"):
             loss = mean_loss(self.model, self.loss_fn, self.batches)
             metrics = self._metrics(number)
         units = self._find_units()
@@ -293,21 +311,29 @@ class _Run:
         )  # fmt: skip
         return record, units
 
+    def _check_trained(self) -> None:
+        """All ranks go on from the same model: rank 0's buffers, parameters that are equal."""
+        self.team.share_buffers(self.model, Undo())
+        self.team.same_model("model", self.model, APART)
+
     def _metrics(self, number: int) -> dict[str, float]:
         if self.evaluate is None:
             return {}
         seed = _seed_of(self.seed, number, "evaluate")
         with eval_mode(self.model), seeded(seed), torch.no_grad():
             found = self.evaluate(self.model)
-        return _checked_metrics(found)
+        metrics = _checked_metrics(found)
+        mean = {n: self.team.sum(v, f"metric {n}") / self.team.size for n, v in metrics.items()}
+        return _checked_metrics(mean)
 
     def _find_units(self) -> Units:
-        found = find_units(self.model, self.example)
-        names = lasting_names(found)
-        units = _without(found, [name for name in names if names[name] in self.left_out])
-        if not len(units):
-            raise InputError(f"model: nothing in it can be split.\n{units}")
-        return units
+        with self.team.guard("find_units"):
+            found = find_units(self.model, self.example)
+            names = lasting_names(found)
+            units = _without(found, [name for name in names if names[name] in self.left_out])
+            if not len(units):
+                raise InputError(f"model: nothing in it can be split.\n{units}")
+            return units
 
     def _resolve_exclude(self) -> None:
         """Excluded units by names that stay: a part's own name moves as its neighbours grow."""
@@ -364,13 +390,15 @@ class _Run:
 
     def _open(self, *, resume: bool) -> Saved | None:
         """Load the checkpoint that a run in the folder is to go on from."""
-        if self.folder is None:
-            return None
         settings = {"name": self.history.name, "method": self.method_name, "seed": self.seed,
                     "policy": asdict(self.policy), "until": asdict(self.until),
                     "exclude": list(self.exclude), "train": _described(self.train),
                     "finish": _described(self.finish)}  # fmt: skip
-        saved = self.folder.begin(settings, resume=resume)
+        self._check_settings_alike(settings, resume=resume)
+        if self.folder is None:
+            return None
+        origin = {} if self.origin is None else {"origin": self.origin}
+        saved = self._begin(self.folder, settings | origin, resume=resume)
         last = self._newest_usable(saved)
         if last is not None:
             last.check()
@@ -379,6 +407,27 @@ class _Run:
             if last.optimizer is not None:
                 self.restore = partial(load_optimizer, path=last.optimizer)
         return last
+
+    def _check_settings_alike(self, settings: Mapping[str, Any], *, resume: bool) -> None:
+        """All ranks are in the same run."""
+        folder = "none" if self.folder is None else str(self.folder.path)
+        # Trainings may hold functions, whose names differ from process to process.
+        named = {k: repr(v) for k, v in settings.items() if k not in ("train", "finish")}
+        told = named | {"run_dir": folder, "resume": repr(resume)}
+        self.team.same("grow", told, "Call it with the same arguments on every rank.")
+
+    def _begin(
+        self, folder: RunFolder, settings: Mapping[str, Any], *, resume: bool
+    ) -> list[Saved]:
+        """Rank 0 opens the folder, the others look into it afterwards."""
+        with self.team.guard("run_dir"):
+            saved = folder.begin(settings, resume=resume) if self.team.rank == 0 else []
+        folder.same_until = self.team.any(folder.same_until, "run_dir")
+        found = saved if self.team.rank == 0 else folder.saved()
+        listed = {"checkpoints": repr([(each.phase, each.grown) for each in found])}
+        way_out = "Name a folder that every rank can read."
+        self.team.same(f"run_dir: {folder.path}", listed, way_out)
+        return found
 
     def _newest_usable(self, saved: list[Saved]) -> Saved | None:
         """The checkpoint to go on from.
@@ -406,10 +455,12 @@ class _Run:
     def _save(self, *, grown: bool) -> None:
         if self.folder is not None:
             self.watcher.on_stage(self.history.phases[-1].phase, "save")
-            self.folder.save(self.model, self.optimizer, self.history, grown=grown)
+            with self.team.guard("save"):
+                if self.team.rank == 0:
+                    self.folder.save(self.model, self.optimizer, self.history, grown=grown)
 
     def _check_stop(self) -> None:
-        if self.stop.is_set():
+        if self.team.any(self.stop.is_set(), "stop"):
             raise self._interrupted()
 
     def _interrupted(self) -> Interrupted:

@@ -92,6 +92,15 @@ class SplitPlan(Sequence[Entry]):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as one safetensors file, whole or not at all."""
+        metadata, tensors = self._contents()
+        metadata["sha256"] = _digest(metadata, tensors)
+        write_file(Path(path), save(tensors, metadata))
+
+    def digest(self) -> str:
+        """A checksum of everything in the plan: equal plans have the same."""
+        return _digest(*self._contents())
+
+    def _contents(self) -> tuple[dict[str, str], dict[str, Tensor]]:
         tensors: dict[str, Tensor] = {}
         for name in self.chosen:
             rows = [e.direction.detach().cpu() for e in self._entries if e.unit == name]
@@ -102,8 +111,7 @@ class SplitPlan(Sequence[Entry]):
             "entries": json.dumps(listed),
             "shapes": json.dumps(self.units.shapes),
         }
-        metadata["sha256"] = _digest(metadata, tensors)
-        write_file(Path(path), save(tensors, metadata))
+        return metadata, tensors
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], units: Units) -> SplitPlan:

@@ -115,10 +115,12 @@ class RunFolder:
             )
         own = {"splitgrow": _version(), "torch": torch.__version__,
                "python": platform.python_version()}  # fmt: skip
-        text = json.dumps({**settings, "versions": own}, indent=1, sort_keys=True)
+        old = self.settings() if saved else {}
+        kept = {name: old[name] for name in _KEPT if name in old}
+        text = json.dumps({**kept, **settings, "versions": own}, indent=1, sort_keys=True)
         self._unwritten = text.encode()
         if saved:
-            old, new = self.settings(), json.loads(text)
+            new = json.loads(text)
             _check_same(self.path, old, new)
             self.same_until = old.get("until") == new["until"]
         else:
@@ -184,7 +186,8 @@ def _out_of_the_way(target: Path) -> Iterator[None]:
 
 
 # May differ when a run is resumed; a folder may be renamed.
-_FREE = ("name", "until", "versions")
+_FREE = ("name", "origin", "until", "versions")
+_KEPT = ("origin",)  # stays where a resumed run does not say it
 
 
 def _check_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,11 @@ from splitgrow import span
 from splitgrow.analysis import Analysis
 from splitgrow.chunks import chunks
 from splitgrow.curvature import Softplus
+from splitgrow.distributed import APART, Team, bare, team_of
 from splitgrow.eigen import Eigenpairs, dense, from_dense, lanczos, random_vector
 from splitgrow.errors import InputError
 from splitgrow.matrix import SplittingMatrix, arranged
+from splitgrow.state import Undo
 from splitgrow.tap import Evidence, LossFn, collect
 from splitgrow.units import Unit, Units, find_units, named_tensors
 from splitgrow.view import check_batches, check_loss_fn, first_call
@@ -102,7 +105,8 @@ def score(
         model: the model that ``units`` were found in; left as it was.
         loss_fn: ``loss_fn(model, batch)`` gives the mean loss of a batch. It is called with a
             stand-in that behaves like the model.
-        batches: a list or a loader; it may be read several times.
+        batches: a list or a loader; it may be read several times. On several processes, this
+            one's part of the data: ``splitgrow.Shard(batches)``.
         units: what ``find_units`` returned. Left out, they are found from the first batch.
         steps: Lanczos steps for every unit with more parameters per neuron than that. By default
             units are solved exactly where that is cheap, and with 8 steps elsewhere: close to
@@ -111,14 +115,17 @@ def score(
         memory: bytes of activations that may be kept while a unit is solved; by default as much
             as one batch needs, or 256 MiB. With less, the batches are run again more often.
     """
-    _check(model, loss_fn, units, steps)
-    check_batches(batches)
-    if units is None:
-        call = first_call(model, loss_fn, batches)
-        units = find_units(model, call.args or call.bound_to(model).kwargs)
-    units.check(model)
-    with torch.inference_mode(False):
-        return _score_all(model, loss_fn, batches, units, steps, stand_in, memory)
+    team = team_of(batches)
+    with team.guard("score"):
+        _check(model, loss_fn, units, steps)
+        model = bare(model)
+        check_batches(batches)
+        if units is None:
+            call = first_call(model, loss_fn, batches)
+            units = find_units(model, call.args or call.bound_to(model).kwargs)
+        units.check(model)
+        with torch.inference_mode(False), _one_model(model, units, (steps, stand_in), team):
+            return _score_all(model, loss_fn, batches, units, steps, stand_in, memory, team)
 
 
 def _check(model: Any, loss_fn: Any, units: Any, steps: int | None) -> None:
@@ -131,6 +138,24 @@ def _check(model: Any, loss_fn: Any, units: Any, steps: int | None) -> None:
         raise InputError(f"steps: expected at least 1, got {steps}.")
 
 
+@contextmanager
+def _one_model(model: nn.Module, units: Units, settings: object, team: Team) -> Iterator[None]:
+    """Inside, all ranks have the same model: rank 0's buffers, and parameters that are checked."""
+    if team.size == 1:
+        yield
+        return
+    with Undo() as undo:
+        try:
+            found = {unit.name: f"{unit.width} x {unit.size}" for unit in units}
+            same_call = "Call it with the same units and settings on every rank."
+            team.same("score", found | {"settings": repr(settings)}, same_call)
+            team.share_buffers(model, undo)
+            team.same_model("model", model, APART)
+            yield
+        finally:
+            undo.rollback()
+
+
 def _score_all(
     model: nn.Module,
     loss_fn: LossFn,
@@ -139,6 +164,7 @@ def _score_all(
     steps: int | None,
     stand_in: Softplus | None,
     memory: int | None,
+    team: Team,
 ) -> Scores:
     """Pass over the batches until every unit has been solved."""
     placeholders = units.graph.tensors
@@ -148,12 +174,12 @@ def _score_all(
     waiting: list[Unit] = list(units)
     loss, samples = 0.0, 0
     while True:
-        kept, loss, samples = _gather(model, units, waiting, loss_fn, batches, memory)
+        kept, loss, samples = _gather(model, units, waiting, loss_fn, batches, memory, team)
         # From the last unit to the first: early layers have the largest images, and are solved
         # when the activations of the others are gone.
         for unit in reversed(waiting[: len(kept)]):
             evidence = kept.pop(unit.name)
-            apply = _Operator(unit, evidence, units.analysis, constants, stand_in, samples)
+            apply = _Operator(unit, evidence, units.analysis, constants, stand_in, samples, team)
             found[unit.name] = _solve(unit, apply, steps, tensors)
             del apply
         waiting = [unit for unit in waiting if unit.name not in found]
@@ -168,11 +194,12 @@ def _gather(
     loss_fn: LossFn,
     batches: Iterable[Any],
     memory: int | None,
+    team: Team,
 ) -> tuple[dict[str, list[Evidence]], float, int]:
     """One pass over the batches; the evidence of as many units as the memory holds.
 
     The last units are dropped, to be scored in a later pass, when the activations of all the
-    batches together grow beyond the limit. The first one is always kept.
+    batches together grow beyond the limit. The first one is always kept. All ranks keep the same.
     """
     active = list(waiting)
     kept: dict[str, list[Evidence]] = {unit.name: [] for unit in active}
@@ -185,7 +212,11 @@ def _gather(
             limit = max(_held(kept), KEEP_AT_LEAST)
         while len(active) > 1 and _held(kept) > limit:
             kept.pop(active.pop().name)
-    return kept, total / samples, samples
+    count = team.least(len(active), "units in a pass")
+    for unit in active[count:]:
+        del kept[unit.name]
+    samples = team.sum(samples, "the number of samples")
+    return kept, team.sum(total, "the loss") / samples, samples
 
 
 def _held(kept: Mapping[str, list[Evidence]]) -> int:
@@ -200,7 +231,7 @@ def _held(kept: Mapping[str, list[Evidence]]) -> int:
 
 
 class _Operator:
-    """S of a unit over all batches: the mean over samples."""
+    """S of a unit over all batches of all ranks: the mean over samples."""
 
     def __init__(
         self,
@@ -210,7 +241,10 @@ class _Operator:
         constants: dict[fx.Node, Tensor],
         stand_in: Softplus | None,
         samples: int,
+        team: Team,
     ) -> None:
+        self.team = team
+        self._product = f"a product of {unit.name}"
         self.terms = []
         while evidence:  # each batch's g is freed as its matrix is made
             weight = evidence[0].samples / samples
@@ -218,16 +252,15 @@ class _Operator:
                 matrix = SplittingMatrix(unit, arranged(piece, unit), constants, stand_in)
                 self.terms.append((weight, matrix))
 
-    @property
     def is_zero(self) -> bool:
-        return all(matrix.is_zero for _, matrix in self.terms)
+        return self.team.every(all(matrix.is_zero for _, matrix in self.terms), self._product)
 
     def __call__(self, vectors: Tensor) -> Tensor:
         weight, matrix = self.terms[0]
         total = matrix(vectors).mul_(weight)
         for weight, matrix in self.terms[1:]:
             total.add_(matrix(vectors), alpha=weight)
-        return total
+        return self.team.add_(total, self._product)
 
 
 def _solve(
@@ -235,23 +268,27 @@ def _solve(
 ) -> UnitScores:
     theta = unit.vectors(tensors).detach()
     n, d = theta.shape
-    if apply.is_zero:
+    if apply.is_zero():
         vectors = torch.zeros_like(theta)
         vectors[:, 0] = 1
         pairs, method = Eigenpairs(theta.new_zeros(n), vectors, theta.new_zeros(n)), "zero"
     elif d <= steps if steps is not None else _is_small(unit, apply, d):
         pairs, method = from_dense(dense(apply, n, d, theta)), "dense"
-    elif span.pays(unit, apply.terms, steps or LANCZOS_STEPS):
-        pairs, method = span.Span(unit, apply.terms).smallest(steps or LANCZOS_STEPS), "span"
+    elif span.pays(unit, apply.terms, steps or LANCZOS_STEPS, apply.team):
+        within = span.Span(unit, apply.terms, apply.team)
+        pairs, method = within.smallest(steps or LANCZOS_STEPS), "span"
     else:
         start = random_vector(d, seed=0).to(theta).expand(n, d)  # any one direction does for all
         pairs, method = lanczos(apply, start, steps or LANCZOS_STEPS), "lanczos"
-    return UnitScores(unit, pairs.values, pairs.vectors, pairs.residuals, theta.norm(dim=1), method)
+    scales = theta.norm(dim=1)
+    # The same S is everywhere; another machine may round its eigenvectors in another way.
+    apply.team.first_((pairs.values, pairs.vectors, pairs.residuals, scales), unit.name)
+    return UnitScores(unit, pairs.values, pairs.vectors, pairs.residuals, scales, method)
 
 
 def _is_small(unit: Unit, apply: _Operator, d: int) -> bool:
     """Is building S no dearer than Lanczos, or cheap anyway?"""
     if d <= 2 * LANCZOS_STEPS:
         return True
-    work = sum(matrix.work for _, matrix in apply.terms) * d
+    work = apply.team.sum(sum(matrix.work for _, matrix in apply.terms), f"work of {unit.name}") * d
     return work <= DENSE_WORK and unit.width * d * d <= DENSE_NUMBERS

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from splitgrow.distributed import Team
 from splitgrow.eigen import Eigenpairs, lanczos, oriented, random_vector
 from splitgrow.matrix import SplittingMatrix
 from splitgrow.units import Unit
@@ -29,12 +30,14 @@ Terms = Sequence[tuple[float, SplittingMatrix]]  # weight and matrix of each pie
 class Span:
     """S of every neuron of a unit in coordinates (u, w): v = X^T u in the head, w beside it."""
 
-    def __init__(self, unit: Unit, terms: Terms) -> None:
-        self._unit, self._terms = unit, terms
+    def __init__(self, unit: Unit, terms: Terms, team: Team) -> None:
+        self._unit, self._terms, self._team = unit, terms, team
         pieces = [patches(unit, matrix) for _, matrix in terms]
         self._counts = [len(piece) for piece in pieces]
-        self._rows = sum(self._counts)
-        self._X = pieces[0] if len(pieces) == 1 else torch.cat(pieces)  # (M, d of the head)
+        own = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        # (M, d of the head): the rows of all ranks, of which this one bends its own
+        self._X, self._start = team.rows(own, f"rows of {unit.name}")
+        self._rows = len(self._X)
         self._G = self._X @ self._X.mT  # (M, M)
 
     def smallest(self, steps: int) -> Eigenpairs:
@@ -55,14 +58,14 @@ class Span:
         """The body's Hessian, which acts on what the head has made."""
         out = torch.zeros_like(z)
         beside = z[:, self._rows :]
-        start = 0
+        start = self._start
         for (weight, matrix), count in zip(self._terms, self._counts, strict=True):
             place = slice(start, start + count)
             here, rest = matrix.bend_rows(z[:, place], beside)
             out[:, place] = here * weight
             out[:, self._rows :].add_(rest, alpha=weight)
             start += count
-        return out
+        return self._team.add_(out, f"a product of {self._unit.name}")
 
     def _lift(self, in_head: Tensor, coordinates: Tensor) -> Tensor:
         """Unit vectors of the neurons' parameters: the head's first, then those beside it."""
@@ -90,12 +93,12 @@ class Span:
         )
 
 
-def pays(unit: Unit, terms: Terms, steps: int) -> bool:
+def pays(unit: Unit, terms: Terms, steps: int, team: Team) -> bool:
     """Is the span of the data so small that working in it takes fewer multiplications?"""
-    if not all(matrix.has_rows for _, matrix in terms):
+    if not team.every(all(matrix.has_rows for _, matrix in terms), f"rows of {unit.name}"):
         return False
     n, d = unit.width, unit.size
-    rows = sum(matrix.places for _, matrix in terms)
+    rows = team.sum(sum(matrix.places for _, matrix in terms), f"places of {unit.name}")
     by_span = rows * rows * d + steps * n * rows * rows + n * rows * d
     return by_span < 0.6 * (2 * steps + 1) * n * rows * d
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from splitgrow.distributed import APART, Team, bare, retire, team_of
 from splitgrow.errors import InputError, LossError, PlanError, SplitRefused
 from splitgrow.optimizer import carry_state, check_optimizer
 from splitgrow.plan import Entry, SplitPlan
@@ -93,18 +94,37 @@ def split(
         optimizer: its state follows the neurons; parameter groups and schedulers stay valid. One
             that is not given here, and has state, fails at its next step.
         loss_fn: ``loss_fn(model, batch)`` gives the mean loss of a batch.
-        batches: data to search the step on, and to measure the change of loss.
+        batches: data to search the step on, and to measure the change of loss. On several
+            processes, this one's part: ``splitgrow.Shard(batches)``. Plans and split models are
+            then compared across them, and nothing is changed where they differ.
     """
-    _check_plan(model, plan)
-    _check_step(step)
-    _check_data(step, loss_fn, batches)
+    team = team_of(batches)
     # Tensors made in inference mode could never be trained.
-    with torch.inference_mode(False), torch.no_grad():
-        operation = _Operation(model, plan, step)
+    with team.guard("split"), torch.inference_mode(False), torch.no_grad(), Undo() as undo:
+        _check_plan(model, plan)
+        _check_step(step)
+        _check_data(step, loss_fn, batches)
+        inner = bare(model)
+        _check_alike(inner, plan, step, team, undo)
+        operation = _Operation(inner, plan, step)
         if optimizer is not None:
             check_optimizer(optimizer, operation.parameters, operation.plans)
-        meter = None if batches is None else _Meter(model, loss_fn, batches)
-        return operation.perform(step, optimizer, meter)
+        meter = None if batches is None else _Meter(inner, loss_fn, batches)
+        receipt = operation.perform(step, optimizer, meter, team)
+        retire(model)
+        return receipt
+
+
+def _check_alike(
+    model: nn.Module, plan: SplitPlan, step: float | None, team: Team, undo: Undo
+) -> None:
+    """All ranks are to do the same to the same model, with rank 0's buffers."""
+    if team.size == 1:
+        return
+    way_out = "Select from the scores that all ranks got together, in the same way on every rank."
+    team.same("plan", {"neurons": plan.digest(), "step": repr(step)}, way_out)
+    team.share_buffers(model, undo)
+    team.same_model("model", model, APART)
 
 
 def rehearse(
@@ -115,8 +135,9 @@ def rehearse(
     batches: Iterable[Any],
 ) -> list[float]:
     """The change of the mean loss that each of some relative steps would bring; nothing is kept."""
-    _check_plan(model, plan)
-    with torch.inference_mode(False), torch.no_grad():
+    team = team_of(batches)
+    with team.guard("rehearse"), torch.inference_mode(False), torch.no_grad():
+        _check_plan(model, plan)
         operation, meter = _Operation(model, plan, None), _Meter(model, loss_fn, batches)
         with Undo() as undo:
             try:
@@ -141,7 +162,7 @@ def _check_plan(model: nn.Module, plan: SplitPlan) -> None:
             "the plan is empty: no neuron has a negative splitting index within the limits. The "
             "model is splitting stable; train on, or widen the limits of select()."
         )
-    plan.units.check(model)
+    plan.units.check(bare(model))
 
 
 def _check_step(step: float | None) -> None:
@@ -213,15 +234,20 @@ class _Operation:
         self.outputs = self._run_example()
 
     def perform(
-        self, step: float | None, optimizer: Optimizer | None, meter: _Meter | None
+        self,
+        step: float | None,
+        optimizer: Optimizer | None,
+        meter: _Meter | None,
+        team: Team,
     ) -> Receipt:
         """Resize, find the step, move the offspring apart, carry the optimizer's state."""
-        with Undo() as undo:
+        with Undo() as undo, team.guard("the surgery"):
             regrow(self.model, self.plan.units, self.plans, undo)
-            parity = self._parity()
+            parity = team.largest(self._parity(), "parity")
             taken = self._move(step, meter)
             if optimizer is not None:
                 carry_state(optimizer, self.shapes, self.parameters, self.plans, undo)
+            team.same_model("the split model", self.model, "Nothing was changed.")
             return self._receipt(parity, taken, None if meter is None else meter.loss)
 
     def _move(self, step: float | None, meter: _Meter | None) -> _Step:

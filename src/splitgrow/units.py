@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 
 from splitgrow.analysis import Analysis, analyse
 from splitgrow.capture import Call, ExampleInputs, Graph, capture, named_tensors
+from splitgrow.distributed import bare
 from splitgrow.errors import InputError, PlanError
 from splitgrow.layout import Axis, Layout, leaves, owners, repeated, resolve
 from splitgrow.subgraph import Subgraph, trace_subgraph
@@ -201,6 +202,7 @@ def find_units(
         raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError("model: a scripted model is no longer Python. Give the one it came from.")
+    model = bare(model)
     graph = capture(model, Call.from_example(example_inputs))
     analysis = analyse(graph, model)
     units, skipped = _collect(analysis, model)

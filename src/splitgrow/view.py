@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 
 from splitgrow.capture import Call
+from splitgrow.distributed import source_of, team_of
 from splitgrow.errors import InputError, LossError
 from splitgrow.state import eval_mode, seeded
 
@@ -68,6 +69,7 @@ def passes(batches: Iterable[Any]) -> Iterator[Any]:
 
 def generators(batches: Iterable[Any]) -> list[torch.Generator]:
     """The random generators that a loader shuffles with, where it has its own."""
+    batches = source_of(batches)
     sampler, batch_sampler = getattr(batches, "sampler", None), getattr(batches, "batch_sampler", 0)
     owners = (batches, sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
     found = {id(g): g for g in (getattr(owner, "generator", None) for owner in owners)}
@@ -76,6 +78,7 @@ def generators(batches: Iterable[Any]) -> list[torch.Generator]:
 
 def check_batches(batches: Iterable[Any]) -> None:
     """A list or a loader, not something that can be read only once."""
+    batches = source_of(batches)
     if isinstance(batches, Tensor):
         raise InputError("batches: got a single tensor. Give a list of batches: [tensor].")
     if isinstance(batches, tuple) and batches and all(isinstance(b, Tensor) for b in batches):
@@ -149,22 +152,22 @@ def check_loss(loss: Any, index: int) -> Tensor:
 
 
 def mean_loss(model: nn.Module, loss_fn: Any, batches: Iterable[Any]) -> float:
-    """The loss per sample over all batches, in eval mode and without gradients."""
-    total, samples = 0.0, 0
-    with eval_mode(model), torch.no_grad():
+    """The loss per sample over all batches (of all ranks), in eval mode and without gradients."""
+    total, samples, team = 0.0, 0, team_of(batches)
+    with team.guard("the loss"), eval_mode(model), torch.no_grad():
         for index, batch in enumerate(passes(batches)):
             view = ModelView(model)
             loss = check_loss(loss_fn(view, batch), index)
             total, samples = total + loss.item() * view.samples, samples + view.samples
-    return total / samples
+        return team.sum(total, "the loss") / team.sum(samples, "the number of samples")
 
 
 def first_call(model: nn.Module, loss_fn: Any, batches: Iterable[Any]) -> Call:
     """The arguments that loss_fn calls the model with on the first batch."""
     view = ModelView(model)
-    with eval_mode(model), torch.no_grad():
+    with team_of(batches).guard("the first batch"), eval_mode(model), torch.no_grad():
         for batch in passes(batches):
             check_loss(loss_fn(view, batch), 0)
             break
-    assert view.samples
+        assert view.samples
     return view.calls[0]
