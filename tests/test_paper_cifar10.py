@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 from splitgrow.errors import InputError
 from splitgrow.paper import cifar10 as study
-from splitgrow.paper import cifar10_bench, cifar10_jobs, cifar10_nets
+from splitgrow.paper import cifar10_bench, cifar10_nets
+from splitgrow.paper import jobs as shared_jobs
 from splitgrow.paper.cifar10 import Job, Setting, build, jobs, run_job, run_jobs
 from splitgrow.paper.cifar10_bench import Bench, parted
-from splitgrow.paper.cifar10_jobs import GROWN, METHODS, UNIFORM, Study
+from splitgrow.paper.cifar10_jobs import METHODS
 from splitgrow.paper.data import DataSet, ImageData
+from splitgrow.paper.jobs import GROWN, NET, UNIFORM, Study, measured
 from splitgrow.phase import Phase
 
 TINY = Setting(
@@ -50,14 +52,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nets of two layers, which are full at 8 to 12 channels."""
     monkeypatch.setattr(cifar10_nets, "VGG19", (8, "M", 12, "M"))
     monkeypatch.setattr(cifar10_nets, "MOBILENET_V1", ((12, 2),))
-    monkeypatch.setattr(cifar10_jobs, "measured", remembered)
+    monkeypatch.setattr(shared_jobs, "measured", remembered)
 
 
-def remembered(net: nn.Module) -> Any:
+def remembered(net: nn.Module, example: tuple[Tensor]) -> Any:
     """A net's cost and widths, traced once for each of its shapes: tracing takes most time here."""
     key = tuple((name, p.shape) for name, p in net.named_parameters())
     if key not in KNOWN:
-        KNOWN[key] = cifar10_nets.measured(net)
+        KNOWN[key] = measured(net, example)
     return copy.deepcopy(KNOWN[key])
 
 
@@ -176,7 +178,7 @@ def test_accuracy_is_the_share_that_is_right() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.eye(10)[[3] * len(x)]
 
-    assert bench.accuracies(Always())["accuracy"] == pytest.approx(3 / 24)
+    assert bench.metrics(Always())["accuracy"] == pytest.approx(3 / 24)
 
 
 def test_settings() -> None:
@@ -286,7 +288,7 @@ def test_sparsity_is_for_bn_alone(
         assert all(p.grad is not None for p in net.parameters())
         calls.append(sparsity)
 
-    monkeypatch.setattr(cifar10_jobs, "add_sparsity_gradient", recorded)
+    monkeypatch.setattr(shared_jobs, "add_sparsity_gradient", recorded)
     done(Job("vgg19", "l1"), tmp_path, replace(TINY, phases=2))
     assert not calls
     done(Job("vgg19", "bn"), tmp_path, replace(TINY, phases=2))
@@ -387,7 +389,7 @@ def test_jobs_in_processes_and_one_that_fails(tmp_path: Path) -> None:
     setting = replace(TINY, phases=1, epochs=1, width=1)
     wrong = Job("vgg19", "bn", seed=1)
     # What this one goes on from is damaged.
-    place = tmp_path / "runs" / study.key_of(setting) / wrong.name / cifar10_jobs.NET
+    place = tmp_path / "runs" / study.key_of(setting) / wrong.name / NET
     place.parent.mkdir(parents=True)
     place.write_text("not a net")
     listed = [wrong, Job("mobilenet", "uniform")]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from splitgrow.errors import InputError
 from splitgrow.paper.augment import elastic, mirror_and_shift
-from splitgrow.paper.training import Course, Rate, adam, half_precision, sgd
+from splitgrow.paper.training import Course, Rate, adam, adamw, half_precision, sgd
 from splitgrow.phase import Phase
 
 COURSE = Course(samples=50, batch=8, epochs=3, rate=Rate(0.1))
@@ -58,7 +58,7 @@ def by_hand(course: Course, make) -> tuple[nn.Linear, list[float]]:
     return net, losses
 
 
-@pytest.mark.parametrize("make", [sgd, adam])
+@pytest.mark.parametrize("make", [sgd, adam, adamw])
 @pytest.mark.parametrize("shape", ["steps", "cosine", "linear", "constant"])
 def test_a_course_is_the_plain_loop(make, shape: str) -> None:
     course = replace(COURSE, rate=Rate(0.05, shape, warm_up=0.2))
@@ -70,7 +70,7 @@ def test_a_course_is_the_plain_loop(make, shape: str) -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("make", [sgd, adam])
+@pytest.mark.parametrize("make", [sgd, adam, adamw])
 def test_a_recorded_course_is_the_plain_loop(make) -> None:
     course = replace(COURSE, samples=48, batch=48, epochs=12)  # any order of a whole batch
     net, phase = train(course, "cuda", make)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,8 +14,9 @@ from torch import Tensor, nn
 from splitgrow.errors import InputError
 from splitgrow.paper.alignment import BLOCK, aligned
 from splitgrow.paper.augment import mirror_and_shift
-from splitgrow.paper.cifar10_nets import WIDTH
+from splitgrow.paper.cifar10_nets import WIDTH, build, example
 from splitgrow.paper.data import DataSet, ImageData
+from splitgrow.paper.jobs import Job, Size
 from splitgrow.paper.training import Course, Rate, half_precision, sgd
 from splitgrow.phase import Phase
 
@@ -86,6 +86,8 @@ class Bench:
         scored: batches of the training part, normalised and as they are.
     """
 
+    full_phases = 1
+
     def __init__(self, setting: Setting, data: DataSet, device: torch.device) -> None:
         self.setting, self.device = setting, device
         training, held_out = parted(data.train, setting)
@@ -103,6 +105,15 @@ class Bench:
             for images, labels in _batches(scored, setting.scored_batch)
         ]
 
+    def build(self, job: Job, size: Size) -> nn.Module:
+        """An untrained net of a job."""
+        width, beta = self.setting.width, self.setting.beta
+        return build(job.arch, job.activation, size, width=width, beta=beta)
+
+    def example(self) -> tuple[Tensor]:
+        """Inputs to trace a net with."""
+        return example(self.device)
+
     def normalised(self, images: Tensor) -> Tensor:
         """(B, 3, 32, 32) bytes as floats of mean 0 and deviation 1 over the training part."""
         return (images.float() - self._mean) / self._std
@@ -117,15 +128,18 @@ class Bench:
         """One phase."""
         self.train_longer(net, phase, 1)
 
-    def train_sparsely(
-        self, net: nn.Module, phase: Phase, sparse: Callable[[nn.Module], None]
-    ) -> None:
-        """One phase in which ``sparse`` changes the gradients before each step."""
-        self._train(net, phase, self.course, sparse)
-
     def train_longer(self, net: nn.Module, phase: Phase, phases: int) -> None:
         """As many epochs as that many phases have, under one fall of the learning rate."""
-        self._train(net, phase, replace(self.course, epochs=phases * self.course.epochs), None)
+        self._train(net, phase, self._longer(phases), None)
+
+    def train_sparsely(
+        self, net: nn.Module, phase: Phase, sparse: Callable[[nn.Module], None], phases: int = 1
+    ) -> None:
+        """The same, and ``sparse`` changes the gradients before each step."""
+        self._train(net, phase, self._longer(phases), sparse)
+
+    def _longer(self, phases: int) -> Course:
+        return replace(self.course, epochs=phases * self.course.epochs)
 
     def _train(
         self,
@@ -152,8 +166,8 @@ class Bench:
 
     # ---- evaluation ---------------------------------------------------------------------------
 
-    def accuracies(self, net: nn.Module) -> dict[str, float]:
-        """Of a net in eval mode, on the test images and on those held out."""
+    def metrics(self, net: nn.Module) -> dict[str, float]:
+        """Accuracies of a net in eval mode, on the test images and on those held out."""
         return {
             "accuracy": self._accuracy(net, self.test),
             "validation": self._accuracy(net, self.validation),
@@ -218,17 +232,3 @@ def _moments(images: Tensor) -> tuple[Tensor, Tensor]:
     found = [torch.std_mean(images[:, c].float()) for c in range(images.shape[1])]
     std, mean = (torch.stack(each).view(1, -1, 1, 1) for each in zip(*found, strict=True))
     return mean, std
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Convolutions of float32 in float32: by default a GPU rounds their inputs to TF32.
-
-    Splitting indexes decide by small differences. Training in bf16 is not affected.
-    """
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before

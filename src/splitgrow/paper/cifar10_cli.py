@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from splitgrow.paper.cifar10_bench import Setting
-    from splitgrow.paper.cifar10_jobs import Job
 
 Arch = Annotated[
     list[str] | None, typer.Option(help="mobilenet or vgg19, may be repeated; by default both.")
@@ -68,12 +66,13 @@ def cifar10(
     from splitgrow.paper.cifar10 import run_jobs
     from splitgrow.paper.cifar10_jobs import study
     from splitgrow.paper.data import cifar10 as read
+    from splitgrow.paper.job_runs import chosen
 
     figures.check_matplotlib()  # now, not after minutes of work
     console, place = Console(), folder / "cifar10"
     if not redraw:
         setting = _setting(epochs, paper_schedule=paper_schedule, quick=quick)
-        todo = _chosen(study(range(1 if quick else seeds)), arch, method)
+        todo = chosen(study(range(1 if quick else seeds)), arch, method)
         read(data, download=download)  # now, with a good error, and not in every process
         run_jobs(
             todo, setting, data=data, folder=place, device=device_named(device), workers=workers,
@@ -92,29 +91,14 @@ def _setting(epochs: int | None, *, paper_schedule: bool, quick: bool) -> Settin
     return replace(made, epochs=epochs) if epochs else made
 
 
-def _chosen(
-    todo: Sequence[Job], archs: Sequence[str] | None, methods: Sequence[str] | None
-) -> list[Job]:
-    """The jobs of some nets and methods; of all where none is named."""
-    for option, named, known in (
-        ("--arch", archs, {job.arch for job in todo}),
-        ("--method", methods, {job.method for job in todo}),
-    ):
-        if wrong := sorted(set(named or ()) - known):
-            raise InputError(
-                f"{option}: expected {', '.join(sorted(known))}, got {', '.join(wrong)}."
-            )
-    return [job for job in todo if job.arch in (archs or [job.arch])
-            and job.method in (methods or [job.method])]  # fmt: skip
-
-
 def show(place: Path, console: Console) -> None:
     """Claims, tables and figures of all jobs that are done."""
     from splitgrow.files import write_file
     from splitgrow.paper import cifar10_claims, cifar10_figures
+    from splitgrow.paper.job_runs import finished
     from splitgrow.paper.results import rounded
 
-    jobs = finished(place)
+    jobs = finished(place, "cifar10")
     claims = rounded(cifar10_claims.claims(jobs))
     for table in cifar10_claims.tables(claims):
         console.print(table)
@@ -122,21 +106,6 @@ def show(place: Path, console: Console) -> None:
     write_file(path, (json.dumps(claims, indent=1, allow_nan=False) + "\n").encode())
     for file in (path, *cifar10_figures.draw(jobs, place)):
         console.print(f"wrote {file}", soft_wrap=True, highlight=False)
-
-
-def finished(place: Path) -> list[dict[str, Any]]:
-    """The results of every job that is done, in the order of their names; all of one setting."""
-    found = [json.loads(path.read_text()) for path in sorted((place / "jobs").glob("*.json"))]
-    if not found:
-        raise InputError(
-            f"{place / 'jobs'}: no job is done yet. Run: splitgrow paper cifar10 --data DIR"
-        )
-    if any(job["settings"] != found[0]["settings"] for job in found):
-        raise InputError(
-            f"{place / 'jobs'}: these jobs were run with different settings, and do not compare. "
-            "Run each setting with a --folder of its own."
-        )
-    return found
 
 
 def depthwise(

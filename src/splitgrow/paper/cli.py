@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from splitgrow.paper import cifar10_cli
+from splitgrow.paper import cifar10_cli, kws_cli
 from splitgrow.paper.options import (
     DATA,
     FOLDER,
@@ -37,6 +37,7 @@ app = typer.Typer(
 )
 app.command()(cifar10_cli.cifar10)
 app.command()(cifar10_cli.depthwise)
+app.command()(kws_cli.kws)
 
 
 @app.command()

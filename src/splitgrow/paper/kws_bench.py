@@ -1,0 +1,253 @@
+"""Speech Commands on the device: its three parts, the keyword spotters, training and accuracies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from splitgrow.errors import InputError
+from splitgrow.paper.jobs import Job, Size, channels
+from splitgrow.paper.speech import decibels, fit_mfcc, mix_features, shift_frames
+from splitgrow.paper.speech_data import SpeechData, SpeechPart, official_shares, row_weights
+from splitgrow.paper.training import Course, Rate, adamw
+from splitgrow.phase import Phase
+from splitgrow.zoo.kws import DS_CNN_WIDTHS, DSCNN, HELLO_EDGE, SHAPE, operations
+
+WIDTH = 16  # channels of the seed, as in the paper
+GROWABLE = "DS-CNN"
+PICKED_BY = 12  # the seed that draws some of the clips: the same ones in every run
+EVALUATED = 1024  # clips at a time
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How nets are trained, grown and pruned: the same for every method.
+
+    Args:
+        epochs: of every phase: after every split, every cut, and for every net from scratch.
+        steps: of an epoch. Clips are drawn for it so that silence and unknown words each have
+            their ``share`` of it; it should be long enough for every clip.
+        full_phases: for how many phases nets of full size are trained: those of the zoo, and the
+            one that pruning starts from.
+        warm_up: share of a phase in which the rate rises; then it falls by ``shape``, see
+            :class:`splitgrow.paper.training.Rate`.
+        shift: frames of 20 ms by which a clip is moved at most, either way.
+        chance: of noise in a clip, with up to ``volume`` times its amplitude.
+        clips: how many to train with; None: all.
+        tested: how many to report on, in the test and in the validation part each; None: all.
+        scored: clips of the training part that splitting indexes and steps are found on.
+        lanczos: steps of Lanczos in scoring; None leaves that to :func:`splitgrow.score`.
+        growth: share of the neurons that is split in a phase. Uniform widths grow by the same.
+        largest: growth ends with the first net of at least this share of the full one's parameters.
+        sparsity: of the batch norms' scales, in training for "bn".
+        keep: share of the channels that a pruning step leaves; it ends with the first net that has
+            no more parameters than the seed.
+        phases: at most so many nets in a job.
+        width: channels of the seed.
+    """
+
+    epochs: int = 4
+    steps: int = 500
+    full_phases: int = 3
+    batch: int = 256
+    rate: float = 3e-3
+    shape: str = "cosine"
+    warm_up: float = 0.2
+    weight_decay: float = 0.01
+    share: float = 0.08
+    shift: int = 5
+    chance: float = 0.8
+    volume: float = 0.1
+    clips: int | None = None
+    tested: int | None = None
+    scored: int = 2048
+    scored_batch: int = 256
+    lanczos: int | None = None
+    growth: float = 0.3
+    largest: float = 0.6
+    sparsity: float = 1e-4
+    keep: float = 0.7
+    phases: int | None = None
+    width: int = WIDTH
+
+    def paper(self) -> Setting:
+        """Nearly that of "Hello Edge" in every phase: Adam, 30,000 steps in batches of 100."""
+        return replace(
+            self, epochs=30, steps=1000, full_phases=1, batch=100, rate=5e-4, shape="steps",
+            warm_up=0.0, weight_decay=0.0,
+        )  # fmt: skip
+
+    def quick(self) -> Setting:
+        """The same in minutes on a CPU: a glimpse of each method, far from any optimum."""
+        return replace(
+            self, epochs=1, steps=20, full_phases=1, batch=32, clips=1000, tested=256, scored=128,
+            scored_batch=64, phases=3,
+        )  # fmt: skip
+
+
+def build(arch: str, size: Size, width: int = WIDTH) -> nn.Module:
+    """An untrained net for MFCCs (B, 1, 49, 10).
+
+    Args:
+        arch: a name of ``splitgrow.zoo.kws.HELLO_EDGE``.
+        size: ``"full"``: as published; of DS-CNN also ``"seed"``: ``width`` channels everywhere, or
+            a number: so many times these.
+        width: channels of the seed.
+    """
+    if arch not in HELLO_EDGE:
+        raise InputError(f"arch: expected one of {', '.join(HELLO_EDGE)}, got {arch!r}.")
+    if arch == GROWABLE:
+        return DSCNN([channels(full, width, size) for full in DS_CNN_WIDTHS])
+    if size != "full":
+        raise InputError(f'size: {arch} is there at full size only. Take "full", or {GROWABLE}.')
+    return HELLO_EDGE[arch]()
+
+
+class Bench:
+    """The clips of a setting on one device, and what is done with them.
+
+    Attributes:
+        train_part: what nets are trained and scored on.
+        validation, test: what they are judged by: MFCCs and labels. Validation has the official
+            shares of silence and unknown words, as the test has.
+        scored: batches of the training part, in the shares of training and as they are.
+    """
+
+    def __init__(self, setting: Setting, data: SpeechData, device: torch.device) -> None:
+        self.setting, self.device = setting, device
+        self.full_phases = setting.full_phases
+        self.train_part = _moved(_some(data.train, setting.clips), device)
+        self.mfcc = fit_mfcc(self.train_part.codes)
+        self.noise = decibels(data.silence.to(device))
+        self._reached = row_weights(self.train_part.labels, setting.share).double().cumsum(0)
+        self.validation = self._inputs(_some(official_shares(data.val), setting.tested))
+        self.test = self._inputs(_some(data.test, setting.tested))
+        self.scored = self._scored()
+        self.course = Course(
+            setting.steps * setting.batch, setting.batch, setting.epochs,
+            Rate(setting.rate, setting.shape, setting.warm_up),
+        )  # fmt: skip
+
+    def _inputs(self, part: SpeechPart) -> tuple[Tensor, Tensor]:
+        moved = _moved(part, self.device)
+        return self.mfcc(decibels(moved.codes)), moved.labels
+
+    def _scored(self) -> list[tuple[Tensor, Tensor]]:
+        count, size = self.setting.scored, self.setting.scored_batch
+        generator = torch.Generator().manual_seed(PICKED_BY)
+        rows = self._drawn(count, 0.5)[torch.randperm(count, generator=generator).to(self.device)]
+        return list(_batches(*self._inputs(self.train_part.rows(rows)), size))
+
+    def _drawn(self, count: int, offset: Tensor | float) -> Tensor:
+        """(count,) clips by their weights, each as often as it should be, rounded up or down.
+
+        Independent draws would leave out a third of the clips in an epoch of as many.
+        """
+        place = torch.arange(count, dtype=torch.float64, device=self.device) + offset
+        found = torch.searchsorted(self._reached, place / count * self._reached[-1])
+        return found.clamp_max(len(self._reached) - 1)
+
+    # ---- nets ---------------------------------------------------------------------------------
+
+    def build(self, job: Job, size: Size) -> nn.Module:
+        """An untrained net of a job."""
+        return build(job.arch, size, self.setting.width)
+
+    def example(self) -> tuple[Tensor]:
+        """Inputs to trace a net with."""
+        return (torch.zeros(2, 1, *SHAPE, device=self.device),)
+
+    def loss_fn(self, model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """The loss that neurons are scored by."""
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    # ---- training -----------------------------------------------------------------------------
+
+    def train(self, net: nn.Module, phase: Phase) -> None:
+        """One phase."""
+        self.train_longer(net, phase, 1)
+
+    def train_longer(self, net: nn.Module, phase: Phase, phases: int) -> None:
+        """As many epochs as that many phases have, under one fall of the learning rate."""
+        self._train(net, phase, phases, None)
+
+    def train_sparsely(
+        self, net: nn.Module, phase: Phase, sparse: Callable[[nn.Module], None], phases: int = 1
+    ) -> None:
+        """The same, and ``sparse`` changes the gradients before each step."""
+        self._train(net, phase, phases, sparse)
+
+    def _train(
+        self,
+        net: nn.Module,
+        phase: Phase,
+        phases: int,
+        change: Callable[[nn.Module], None] | None,
+    ) -> None:
+        # In float32 and without an aligned twin, unlike CIFAR-10: these nets are small.
+        course = replace(self.course, epochs=phases * self.course.epochs)
+        offset = torch.rand((), dtype=torch.float64, device=self.device)
+        rows, labels = self._drawn(course.samples, offset), self.train_part.labels
+
+        def loss_of(index: Tensor) -> Tensor:
+            chosen = rows[index]
+            return F.cross_entropy(net(self.changed(chosen)), labels[chosen])
+
+        optimizer = partial(adamw, weight_decay=self.setting.weight_decay)
+        course.train(
+            net, loss_of, optimizer, phase, None if change is None else partial(change, net)
+        )
+
+    def changed(self, rows: Tensor) -> Tensor:
+        """MFCCs (B, 1, 49, 10) of clips of the training part, moved in time and with noise."""
+        setting = self.setting
+        codes = shift_frames(self.train_part.codes[rows], setting.shift)
+        heard = mix_features(
+            decibels(codes), self.noise, chance=setting.chance, volume=setting.volume
+        )
+        return self.mfcc(heard)
+
+    # ---- evaluation ---------------------------------------------------------------------------
+
+    def metrics(self, net: nn.Module) -> dict[str, float]:
+        """Accuracies of a net in eval mode, in the test and validation parts, and operations."""
+        return {
+            "accuracy": accuracy(net, *self.test),
+            "validation": accuracy(net, *self.validation),
+            "operations": operations(net, *self.example()),
+        }
+
+
+@torch.no_grad()
+def accuracy(net: nn.Module, inputs: Tensor, labels: Tensor) -> float:
+    """The share of the clips that a net in eval mode gets right."""
+    right = torch.zeros((), dtype=torch.long, device=labels.device)
+    for some, wanted in _batches(inputs, labels, EVALUATED):
+        right += (net(some).argmax(1) == wanted).sum()
+    return int(right) / len(labels)
+
+
+def _some(part: SpeechPart, count: int | None) -> SpeechPart:
+    """So many of the clips, drawn once for all runs; all without a number."""
+    if count is None:
+        return part
+    if count < 1:
+        raise InputError(
+            f"kws: expected at least one clip, got {count}. Choose clips=, tested= so."
+        )
+    order = torch.randperm(len(part.labels), generator=torch.Generator().manual_seed(PICKED_BY))
+    return part.rows(order[:count])
+
+
+def _moved(part: SpeechPart, device: torch.device) -> SpeechPart:
+    return SpeechPart(part.codes.to(device), part.labels.to(device))
+
+
+def _batches(inputs: Tensor, labels: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(inputs.split(size), labels.split(size), strict=True)

@@ -1,0 +1,101 @@
+"""``splitgrow paper kws``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from splitgrow.errors import InputError
+from splitgrow.paper.options import (
+    DATA,
+    FOLDER,
+    Device,
+    Folder,
+    Quick,
+    Seeds,
+    Workers,
+    device_named,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from splitgrow.paper.kws_bench import Setting
+
+Data = Annotated[
+    Path, typer.Option(help="Folder of Speech Commands: its wav files, or packed features.")
+]
+Arch = Annotated[
+    list[str] | None, typer.Option(help="Only these nets, may be repeated; by default all seven.")
+]
+Methods = Annotated[
+    list[str] | None, typer.Option("--method", help="Only these methods, may be repeated.")
+]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Of 500 steps, in every phase, not 4.")]
+PaperSchedule = Annotated[
+    bool,
+    typer.Option("--paper-schedule", help="As published: 30,000 steps a phase, batches of 100."),
+]
+Redraw = Annotated[bool, typer.Option("--redraw", help="Only the tables anew.")]
+
+
+def kws(
+    data: Data = DATA,
+    arch: Arch = None,
+    method: Methods = None,
+    seeds: Seeds = 5,
+    workers: Workers = 1,
+    epochs: Epochs = None,
+    paper_schedule: PaperSchedule = False,  # noqa: FBT002  (typer makes it a flag)
+    quick: Quick = False,  # noqa: FBT002
+    redraw: Redraw = False,  # noqa: FBT002
+    device: Device = None,
+    folder: Folder = FOLDER,
+) -> None:
+    """Grow DS-CNN on Speech Commands against pruning and six other keyword spotters: Table 1.
+
+    The study is many jobs, each with a file of its own. Those that are done are not repeated, an
+    interrupted one goes on; tables are made of all the files that are there.
+    """
+    from rich.console import Console
+
+    from splitgrow.paper.job_runs import chosen, run_jobs
+    from splitgrow.paper.kws import order, reader, study
+
+    console, place = Console(), folder / "kws"
+    if not redraw:
+        setting = _setting(epochs, paper_schedule=paper_schedule, quick=quick)
+        todo = chosen(study(range(1 if quick else seeds)), arch, method)
+        shared = order(setting, data=data, folder=place, device=device_named(device))
+        reader(place)(data)  # now, with a good error, and not in every process
+        run_jobs(todo, shared, workers, console)
+    show(place, console)
+
+
+def _setting(epochs: int | None, *, paper_schedule: bool, quick: bool) -> Setting:
+    from splitgrow.paper.kws_bench import Setting
+
+    if paper_schedule and (quick or epochs):
+        raise InputError("--paper-schedule: it sets the epochs; leave out --quick and --epochs.")
+    made = Setting().paper() if paper_schedule else Setting()
+    made = made.quick() if quick else made
+    return replace(made, epochs=epochs) if epochs else made
+
+
+def show(place: Path, console: Console) -> None:
+    """Tables of all jobs that are done."""
+    from splitgrow.files import write_file
+    from splitgrow.paper.job_runs import finished
+    from splitgrow.paper.kws import EXPERIMENT, summary, tables
+    from splitgrow.paper.results import rounded
+
+    found = rounded(summary(finished(place, EXPERIMENT)))
+    for table in tables(found):
+        console.print(table)
+    path = place / "summary.json"
+    write_file(path, (json.dumps(found, indent=1, allow_nan=False) + "\n").encode())
+    console.print(f"wrote {path}", soft_wrap=True, highlight=False)

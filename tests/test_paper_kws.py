@@ -1,0 +1,475 @@
+"""The study on Speech Commands: what each job trains, counts and keeps, on tiny nets and noise."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from rich.console import Console
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from splitgrow.errors import InputError
+from splitgrow.paper import job_runs, kws, kws_bench, kws_cli
+from splitgrow.paper import jobs as shared_jobs
+from splitgrow.paper.jobs import GROWN, UNIFORM, measured
+from splitgrow.paper.kws import Job, best, order, study, summary, tables
+from splitgrow.paper.kws_bench import Bench, Setting, accuracy, build
+from splitgrow.paper.speech import BANDS, FRAMES
+from splitgrow.paper.speech_data import SILENCE, UNKNOWN, SpeechData, SpeechPart, official_shares
+from splitgrow.phase import Phase
+from splitgrow.zoo.kws import HELLO_EDGE, operations
+
+TINY = Setting(
+    epochs=2, steps=3, full_phases=2, batch=16, rate=0.01, scored=32, scored_batch=16, width=4,
+    phases=2, largest=0.9,
+)  # fmt: skip
+CPU = torch.device("cpu")
+POINT = {"params", "macs", "operations", "accuracy", "validation", "loss", "epochs", "widths",
+         "seconds", "split"}  # fmt: skip
+DSCNN = "DS-CNN"
+
+
+def clips(folder: Path | None = None) -> SpeechData:
+    """Noise around a band of each class; no two clips are the same. Unknown words abound."""
+    generator = torch.Generator().manual_seed(3)
+
+    def part(count: int, unknown: int) -> SpeechPart:
+        labels = torch.cat([torch.arange(count) % 12, torch.full((unknown,), UNKNOWN)])
+        codes = torch.randint(0, 60, (len(labels), FRAMES, BANDS), generator=generator)
+        loud = torch.arange(BANDS) // 3 == labels.view(-1, 1)
+        codes += 100 * loud.unsqueeze(1)
+        return SpeechPart(codes.to(torch.uint8), labels)
+
+    return SpeechData(part(96, 40), part(48, 30), part(36, 0))
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A DS-CNN that is full at 8 channels."""
+    monkeypatch.setattr(kws_bench, "DS_CNN_WIDTHS", (8,) * 6)
+    monkeypatch.setattr(shared_jobs, "measured", remembered)
+
+
+def remembered(net: nn.Module, example: tuple[Tensor]) -> Any:
+    """A net's cost and widths, traced once for each of its shapes: tracing takes most time here."""
+    key = tuple((name, p.shape) for name, p in net.named_parameters())
+    if key not in KNOWN:
+        KNOWN[key] = measured(net, example)
+    return copy.deepcopy(KNOWN[key])
+
+
+KNOWN: dict[Any, Any] = {}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose jobs are done once for several tests."""
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return Bench(TINY, clips(), CPU)
+
+
+def done(job: Job, folder: Path, setting: Setting = TINY) -> dict[str, Any]:
+    made = order(setting, data=folder, folder=folder, device="cpu", read=clips)
+    return job_runs.run_job(job, made)
+
+
+def timeless(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in p.items() if key != "seconds"} for p in points]
+
+
+def column(found: dict[str, Any], key: str) -> list[Any]:
+    return [point[key] for point in found["points"]]
+
+
+# --- nets ---------------------------------------------------------------------------------------
+
+
+def widths(net: nn.Module) -> set[int]:
+    return {m.out_channels for m in net.modules() if isinstance(m, nn.Conv2d)}
+
+
+def test_sizes() -> None:
+    assert widths(build(DSCNN, "seed")) == {16}
+    assert widths(build(DSCNN, 1.3**2)) == {27}
+    full = build(DSCNN, "full")
+    assert widths(full) == {276}
+    assert sum(p.numel() for p in full.parameters()) == 413_736
+    assert isinstance(build("DNN", "full"), HELLO_EDGE["DNN"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("resnet", "seed"), "DNN, CNN"),
+        (("GRU", "seed"), "GRU is there at full size only"),
+        ((DSCNN, "large"), "a number"),
+        ((DSCNN, 0.01), "leaves none"),
+    ],
+)
+def test_wrong_nets(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build(*arguments)
+
+
+# --- data and training --------------------------------------------------------------------------
+
+
+def rows(codes: Tensor) -> set[bytes]:
+    return {clip.numpy().tobytes() for clip in codes}
+
+
+def test_clips_are_drawn_in_their_shares(bench: Bench) -> None:
+    labels = bench.train_part.labels
+    drawn = bench._drawn(1000, torch.rand((), dtype=torch.float64))
+    found = torch.bincount(labels[drawn], minlength=12)
+    assert abs(int(found[SILENCE]) - 80) <= 1
+    assert abs(int(found[UNKNOWN]) - 80) <= 1
+    times = torch.bincount(drawn, minlength=len(labels))
+    assert int(times.min()) > 0  # none is left out
+    for label in range(12):
+        each = times[labels == label]
+        assert int(each.max() - each.min()) <= 1
+    ends = (bench._drawn(7, offset) for offset in (0.0, 1.0))
+    assert all(0 <= int(index) < len(labels) for index in torch.cat(list(ends)))
+
+
+def test_only_the_training_part_is_trained_and_scored_on(
+    small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[bytes] = set()
+
+    def recorded(codes: Tensor, most: int) -> Tensor:
+        assert most == TINY.shift
+        seen.update(rows(codes))
+        return codes
+
+    data = clips()
+    monkeypatch.setattr(kws_bench, "shift_frames", recorded)
+    bench = Bench(replace(TINY, steps=40), data, CPU)
+    bench.train(build(DSCNN, "seed", 4), Phase())
+    assert seen == rows(data.train.codes)
+    everything, _ = bench._inputs(data.train)
+    scored = torch.cat([batch for batch, _ in bench.scored])
+    assert len(scored) == TINY.scored
+    nearest = torch.cdist(scored.flatten(1), everything.flatten(1)).min(1).values
+    assert nearest.max() < 0.05  # other batches round differently; other clips are far away
+    others = torch.cat([bench.test[0], bench.validation[0]]).flatten(1)
+    assert torch.cdist(scored.flatten(1), others).min() > 1
+
+
+def test_noise_is_the_silence_to_learn_from(bench: Bench) -> None:
+    assert len(bench.noise) == 8
+    assert rows(bench.noise.add(80).mul(2).to(torch.uint8)) == rows(clips().silence)
+
+
+def test_inputs_are_changed_each_time(bench: Bench) -> None:
+    index = torch.arange(16)
+    first, second = bench.changed(index), bench.changed(index)
+    assert first.shape == (16, 1, FRAMES, 10)
+    assert not torch.equal(first, second)
+    still = Bench(replace(TINY, shift=0, chance=0.0), clips(), CPU)
+    plain, _ = still._inputs(still.train_part.rows(index))
+    torch.testing.assert_close(still.changed(index), plain, atol=1e-3, rtol=1e-3)
+
+
+def test_validation_has_the_official_shares(bench: Bench) -> None:
+    _, labels = bench.validation
+    assert len(labels) == len(official_shares(clips().val).labels)
+    assert (labels == UNKNOWN).sum() == (labels == SILENCE).sum() == 4
+    assert len(bench.test[1]) == 36
+
+
+def test_accuracy_is_the_share_that_is_right(bench: Bench) -> None:
+    class Always(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.eye(12)[[3] * len(x)]
+
+    assert accuracy(Always(), *bench.test) == pytest.approx(3 / 36)
+
+
+def test_some_of_the_clips() -> None:
+    few = Bench(replace(TINY, clips=50, tested=20), clips(), CPU)
+    assert [len(few.train_part.labels), len(few.test[1]), len(few.validation[1])] == [50, 20, 20]
+    with pytest.raises(InputError, match="at least one clip"):
+        Bench(replace(TINY, tested=0), clips(), CPU)
+
+
+def test_it_learns(bench: Bench) -> None:
+    longer = Bench(replace(TINY, steps=60), clips(), CPU)
+    torch.manual_seed(0)
+    net = build(DSCNN, "seed", 8)
+    longer.train(net, Phase())
+    assert longer.metrics(net.eval())["accuracy"] > 0.5  # by chance: 1 / 12
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("arch", list(HELLO_EDGE))
+def test_every_net_is_trained_from_a_recording(arch: str) -> None:
+    """Nothing in a step waits for the host, or recording it as a CUDA graph would fail."""
+    bench = Bench(replace(TINY, steps=30, rate=2e-3), clips(), torch.device("cuda"))
+    torch.manual_seed(0)
+    net, phase = build(arch, "full").cuda(), Phase()
+    bench.train(net, phase)
+    (_, first), (_, last) = phase.curve
+    assert last < first
+
+
+def test_settings() -> None:
+    paper = Setting().paper()
+    assert (paper.epochs * paper.steps, paper.batch, paper.weight_decay) == (30_000, 100, 0.0)
+    full = Setting()
+    assert full.full_phases * full.epochs * full.steps == 6000
+    assert Setting().quick().steps < 100
+
+
+# --- jobs ---------------------------------------------------------------------------------------
+
+
+def test_the_whole_study() -> None:
+    found = study(range(5))
+    assert len({job.name for job in found}) == len(found) == 5 * (5 + 7) + 1
+    assert Job(DSCNN, "splitting").name == "DS-CNN-splitting-finetune-relu-0"
+    for seed in range(5):
+        mine = {(job.arch, job.method) for job in found if job.seed == seed}
+        assert {(arch, "full") for arch in HELLO_EDGE} <= mine
+        for method in ("splitting", "splitting-macs", "random", "uniform", "bn"):
+            assert (DSCNN, method) in mine
+
+
+def test_wrong_jobs() -> None:
+    with pytest.raises(InputError, match=r"arch: .*method: .*after: "):
+        Job("resnet", "magic", "later")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="GRU is there at full size only"):
+        Job("GRU", "splitting")
+    with pytest.raises(InputError, match="from scratch anyway"):
+        Job(DSCNN, "full", "retrain")
+
+
+def check_schema(found: dict[str, Any], job: Job, folder: Path) -> None:
+    assert json.loads((folder / "jobs" / f"{job.name}.json").read_text()) == found
+    assert list(found) == [
+        "experiment", "job", "settings", "hardware", "versions", "full", "points"
+    ]  # fmt: skip
+    assert found["experiment"] == "kws"
+    assert found["job"] == asdict(job)
+    assert found["settings"] == asdict(TINY)
+    for point in found["points"]:
+        assert set(point) == POINT
+        assert all(isinstance(point[name], int) for name in ("params", "macs", "operations"))
+        assert 2 * point["macs"] < point["operations"] < 2.6 * point["macs"]
+        assert 0 <= point["accuracy"] <= 1
+        assert 0 <= point["validation"] <= 1
+
+
+@pytest.mark.parametrize(
+    "method", ["splitting", "splitting-macs", "random", "uniform", "uniform-long", "bn"]
+)
+def test_every_method(method: str, small: None, shared: Path) -> None:
+    job = Job(DSCNN, method)
+    found = done(job, shared)
+    check_schema(found, job, shared)
+    sizes = [column(found, name) for name in ("params", "macs", "operations")]
+    assert all(len(size) == 2 for size in sizes)
+    assert all(size == sorted(set(size), reverse=method == "bn") for size in sizes)
+    phases = {"uniform": [1, 1], "bn": [TINY.full_phases, TINY.full_phases + 1]}.get(method, [1, 2])
+    assert column(found, "epochs") == [TINY.epochs * k for k in phases]
+    assert (found["points"][0]["split"] is not None) == (method in GROWN)
+    if method == "bn":
+        assert found["points"][0]["params"] == found["full"]["params"]
+
+
+def test_all_start_from_the_same_trained_net(small: None, shared: Path) -> None:
+    found = [
+        timeless(done(Job(DSCNN, method), shared)["points"])[0] | {"split": None}
+        for method in ("splitting", "splitting-macs", "random", *UNIFORM)
+    ]
+    assert all(point == found[0] for point in found)
+
+
+@pytest.mark.parametrize("arch", [DSCNN, "DNN"])
+def test_nets_of_the_zoo_are_trained_at_full_size(arch: str, small: None, shared: Path) -> None:
+    job = Job(arch, "full")
+    found = done(job, shared)
+    check_schema(found, job, shared)
+    assert column(found, "params") == [found["full"]["params"]]
+    assert column(found, "epochs") == [TINY.epochs * TINY.full_phases]
+    net = build(arch, "full")
+    assert column(found, "operations") == [operations(net, torch.zeros(1, 1, 49, 10))]
+
+
+@pytest.mark.parametrize("arch", ["CNN", "BasicLSTM", "LSTM", "GRU", "CRNN"])
+def test_the_other_nets_take_a_step(arch: str) -> None:
+    bench = Bench(replace(TINY, epochs=1, steps=1, batch=4), clips(), CPU)
+    net, phase = build(arch, "full"), Phase()
+    before = [p.detach().clone() for p in net.parameters()]
+    bench.train(net, phase)
+    assert len(phase.curve) == 1
+    assert not any(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+
+
+class Killed(BaseException):
+    """As if the process had ended here."""
+
+
+@pytest.mark.parametrize("method", ["random", "bn"])
+def test_a_killed_job_goes_on_from_its_last_net(
+    method: str, small: None, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(DSCNN, method)
+    whole = done(job, shared)
+    train = Bench._train
+
+    def until(last: int) -> Any:
+        def recorded(bench: Bench, net: nn.Module, phase: Phase, *rest: Any) -> None:
+            if phase.number == last:
+                raise Killed
+            trained.append(phase.number)
+            train(bench, net, phase, *rest)
+
+        return recorded
+
+    trained: list[int] = []
+    monkeypatch.setattr(Bench, "_train", until(1))
+    with pytest.raises(Killed):
+        done(job, tmp_path)
+    monkeypatch.setattr(Bench, "_train", until(99))
+    assert timeless(done(job, tmp_path)["points"]) == timeless(whole["points"])
+    assert trained == [0, 1]
+
+
+def test_jobs_in_processes(tmp_path: Path) -> None:
+    setting = replace(TINY, phases=1, epochs=1)
+    made = order(setting, data=tmp_path, folder=tmp_path, device="cpu", read=clips)
+    said = io.StringIO()
+    job = Job(DSCNN, "uniform")
+    found = job_runs.run_jobs([job], made, 1, Console(file=said, width=200))
+    assert [result["job"] for result in found] == [asdict(job)]
+    assert f"{job.name}: done" in said.getvalue()
+
+
+# --- what came of it ----------------------------------------------------------------------------
+
+
+def point(validation: float, accuracy: float, params: int) -> dict[str, Any]:
+    return {"validation": validation, "accuracy": accuracy, "params": params, "macs": 10 * params,
+            "operations": 21 * params}  # fmt: skip
+
+
+def result(seed: int, points: list[dict[str, Any]], settings: int = 0) -> dict[str, Any]:
+    job = asdict(Job(DSCNN, "splitting", seed=seed))
+    return {"job": job, "points": points, "settings": {"epochs": settings}}
+
+
+TWO = [
+    result(0, [point(0.8, 0.95, 10), point(0.9, 0.7, 20)]),
+    result(1, [point(0.9, 0.8, 10), point(0.9, 0.99, 20), point(0.7, 1.0, 30)]),
+]
+
+
+def test_nets_are_chosen_by_validation_never_by_test() -> None:
+    assert [best(job["points"])["accuracy"] for job in TWO] == [0.7, 0.8]
+    (row,) = summary(TWO)["chosen"]
+    assert (row["arch"], row["method"], row["seeds"]) == (DSCNN, "splitting", 2)
+    assert row["accuracy"] == pytest.approx(0.75)
+    assert row["deviation"] == pytest.approx(0.1 / 2**0.5)
+    assert (row["params"], row["operations"]) == (15, 315)
+
+
+def test_every_net_has_its_row() -> None:
+    nets = summary(TWO)["nets"]
+    assert [(row["net"], row["seeds"], row["deviation"] is None) for row in nets] == [
+        (0, 2, False), (1, 2, False), (2, 1, True),
+    ]  # fmt: skip
+    assert [table.row_count for table in tables(summary(TWO))] == [1, 3]
+
+
+def test_tables_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    long = [dict(row, method="splitting-params", after="retrain", params=413_736, macs=28_327_812,
+                 operations=56_904_036) for row in summary(TWO)["chosen"]]  # fmt: skip
+    Console(width=80).print(tables({"chosen": long, "nets": []})[0])
+    text = capsys.readouterr().out
+    assert "splitting-params" in text
+    for number in ("75.00 ± 7.07", "413.74", "28.33", "56.90"):
+        assert number in text
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+def invoke(*words: str) -> Any:
+    app = typer.Typer()
+    app.command()(kws_cli.kws)
+    return CliRunner().invoke(app, words)
+
+
+@pytest.fixture
+def ordered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the command would run."""
+    found: list[Any] = []
+    monkeypatch.setattr(kws, "speech_commands", lambda folder, cache: None)
+    monkeypatch.setattr(kws_cli, "show", lambda *_: None)
+    monkeypatch.setattr(
+        job_runs, "run_jobs", lambda todo, order, *_: found.extend([todo, order.setting])
+    )
+    return found
+
+
+def test_the_command_runs_the_study(ordered: list[Any]) -> None:
+    assert invoke().exit_code == 0
+    assert ordered == [study(range(5)), Setting()]
+
+
+def test_nets_methods_and_schedule_can_be_chosen(ordered: list[Any]) -> None:
+    words = ("--arch", DSCNN, "--method", "bn", "--seeds", "2", "--paper-schedule")
+    assert invoke(*words).exit_code == 0
+    assert ordered == [[Job(DSCNN, "bn", seed=seed) for seed in (0, 1)], Setting().paper()]
+    assert invoke("--quick", "--epochs", "3").exit_code == 0
+    assert ordered[2:] == [study(range(1)), replace(Setting().quick(), epochs=3)]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--arch", "resnet"], "--arch: expected"),
+        (["--method", "magic"], "--method: expected"),
+        (["--paper-schedule", "--quick"], "leave out --quick and --epochs"),
+    ],
+)
+def test_wrong_choices_are_refused(ordered: list[Any], words: list[str], message: str) -> None:
+    assert message in str(invoke(*words).exception)
+    assert not ordered
+
+
+def test_missing_data_is_said_before_any_work(tmp_path: Path) -> None:
+    outcome = invoke("--data", str(tmp_path / "none"), "--folder", str(tmp_path))
+    assert isinstance(outcome.exception, InputError)
+    assert str(tmp_path / "none") in str(outcome.exception)
+
+
+def test_files_become_tables(tmp_path: Path) -> None:
+    place = tmp_path / "kws" / "jobs"
+    assert "Run: splitgrow paper kws" in str(
+        invoke("--redraw", "--folder", str(tmp_path)).exception
+    )
+    place.mkdir(parents=True)
+    for job in TWO:
+        (place / f"{job['job']['seed']}.json").write_text(json.dumps(job))
+    outcome = invoke("--redraw", "--folder", str(tmp_path))
+    assert outcome.exit_code == 0, outcome.output
+    found = json.loads((tmp_path / "kws" / "summary.json").read_text())
+    assert [row["accuracy"] for row in found["chosen"]] == [0.75]
+    (place / "2.json").write_text(json.dumps(result(2, TWO[0]["points"], settings=1)))
+    mixed = invoke("--redraw", "--folder", str(tmp_path)).exception
+    assert "--folder of its own" in str(mixed)
