@@ -21,6 +21,7 @@ from splitgrow.distributed import Shard, rewrap
 from splitgrow.errors import (
     CaptureError,
     CheckpointError,
+    ExportError,
     InputError,
     Interrupted,
     LossError,
@@ -61,6 +62,7 @@ __all__ = [
     "Entry",
     "Event",
     "Experiment",
+    "ExportError",
     "Fit",
     "History",
     "InputError",

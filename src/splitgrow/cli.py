@@ -6,6 +6,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Iterator
+from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +25,13 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(paper, name="paper")
+
+
+class Format(StrEnum):
+    """What a grown model can be exported as."""
+
+    ONNX = "onnx"
+    EXECUTORCH = "executorch"
 
 
 @app.callback(invoke_without_command=True)
@@ -95,7 +103,7 @@ def grow(
     Trains, splits the neurons that are stuck, and again, until the experiment's budget is spent.
     Ctrl-C ends after the current batch; --resume goes on from the last whole phase.
     """
-    from splitgrow.experiment import load_experiment
+    from splitgrow.experiment import load_experiment, relative_place
     from splitgrow.live import Live
 
     loaded = load_experiment(experiment)
@@ -104,7 +112,9 @@ def grow(
         watch: list[splitgrow.Watcher] = [live]
         if find_spec("tensorboard") is not None if tensorboard is None else tensorboard:
             watch.append(splitgrow.TensorBoard(folder / "tensorboard"))
-        result = loaded.run(folder, resume=resume, seed=seed, watch=watch)
+        result = loaded.run(
+            folder, resume=resume, seed=seed, watch=watch, origin=relative_place(experiment)
+        )
     typer.echo(str(result))
     typer.echo(f"checkpoints: {folder}    report: splitgrow report {folder}")
 
@@ -124,6 +134,41 @@ def report(
     from splitgrow.report import write_report
 
     typer.echo(f"wrote {write_report(run_dirs, output)}")
+
+
+@app.command()
+def export(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    format_: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.ONNX,
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write; RUN_DIR/model.onnx by default.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The experiment or seed model, file.py:name, if the run does not know."),
+    ] = None,
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option("--input", help="Shape of an input, 1x3x32x32, if --model is a model."),
+    ] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Also a quantised file (ONNX).")] = False,
+    tolerance: Annotated[
+        float, typer.Option(help="Largest difference from PyTorch that is accepted.")
+    ] = 1e-4,
+) -> None:
+    """Write the grown model of a run as ONNX or for ExecuTorch.
+
+    The file is compared with PyTorch on the experiment's batches and written only if it computes
+    the same. Ends with a table: size, parameters, MACs, difference, latency.
+    """
+    from splitgrow.export.run import export_run
+
+    example = tuple(_example(shape) for shape in shapes or ())
+    exported = export_run(
+        run_dir, format_.value, out=out, model=model, example=example, int8=int8,
+        tolerance=tolerance,
+    )  # fmt: skip
+    typer.echo(str(exported))
 
 
 @app.command()

@@ -48,3 +48,7 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, message: str, run_dir: object) -> None:
         super().__init__(message)
         self.run_dir = run_dir
+
+
+class ExportError(SplitgrowError):
+    """A model cannot be exported, or its file does not compute the same; no file was written."""
