@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import splitgrow as sg
-from splitgrow import export as exports
 from splitgrow.cli import app
 from splitgrow.export import ExportError, check, export_executorch, export_onnx, quantize_onnx
+from splitgrow.export import onnx_file as exports
 
 NEEDED = ("onnx", "onnxruntime", "onnxscript")
 needs_onnx = pytest.mark.skipif(

@@ -1,7 +1,9 @@
 """A grown model as a file that runs without Python: ONNX, quantised ONNX, ExecuTorch.
 
-    file = sg.export.export_onnx(model, x[:1], "grown.onnx", batches=[x])
-    small = sg.export.quantize_onnx(file.path, batches=[x])
+    from splitgrow.export import export_onnx, quantize_onnx
+
+    file = export_onnx(model, x[:1], "grown.onnx", batches=[x])
+    small = quantize_onnx(file.path, batches=[x])
 
 Every file is compared with the model on real inputs before it is written.
 """
