@@ -26,8 +26,8 @@ from splitgrow.paper.jobs import GROWN, NET, UNIFORM, Study, measured
 from splitgrow.phase import Phase
 
 TINY = Setting(
-    epochs=2, batch=16, rate=0.05, images=48, validation=16, tested=24, scored=32, scored_batch=16,
-    width=4, phases=2, largest=0.9,
+    epochs=2, batch=16, rate_mobilenet=0.05, images=48, validation=16, tested=24, scored=32,
+    scored_batch=16, width=4, phases=2, largest=0.9,
 )  # fmt: skip
 CPU = torch.device("cpu")
 POINT = {"params", "macs", "accuracy", "validation", "loss", "epochs", "widths", "seconds", "split"}
@@ -183,7 +183,8 @@ def test_accuracy_is_the_share_that_is_right() -> None:
 
 def test_settings() -> None:
     paper = Setting().paper()
-    assert (paper.epochs, paper.batch, paper.rate, paper.shape) == (160, 64, 0.1, "steps")
+    assert (paper.epochs, paper.batch, paper.shape, paper.warm_up) == (160, 64, "steps", 0.0)
+    assert paper.rate_vgg19 == paper.rate_mobilenet == 0.1
     assert Setting().quick().images < 1000
 
 
@@ -193,7 +194,7 @@ def test_settings() -> None:
 def test_names_and_combinations() -> None:
     assert Job("vgg19", "splitting").name == "vgg19-splitting-finetune-relu-0"
     found = jobs(seeds=range(3))
-    assert len({job.name for job in found}) == len(found) == 2 * 3 * (8 + 6)
+    assert len({job.name for job in found}) == len(found) == 2 * 3 * (9 + 7)
     assert [job.seed for job in found] == sorted(job.seed for job in found)
 
 
@@ -227,7 +228,11 @@ def check_schema(found: dict[str, Any], job: Job, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arch", "method"),
-    [*(("vgg19", m) for m in METHODS), ("mobilenet", "splitting-macs"), ("mobilenet", "bn")],
+    [
+        *(("vgg19", m) for m in METHODS if m != "uniform-long"),
+        ("mobilenet", "splitting-macs"),
+        ("mobilenet", "bn"),
+    ],
 )
 def test_every_method(arch: str, method: str, small: None, shared: Path) -> None:
     job = Job(arch, method)
@@ -241,11 +246,21 @@ def test_every_method(arch: str, method: str, small: None, shared: Path) -> None
     if falls:
         assert found["points"][0]["params"] == found["full"]["params"]
     scratch = method in UNIFORM
-    longer = range(1, len(params) + 1) if method != "uniform" else [1] * len(params)
+    longer = [1] * len(params) if method == "uniform" else range(1, len(params) + 1)
     assert column(found, "epochs") == [TINY.epochs * k for k in longer]
     splits = [split is not None for split in column(found, "split")]
     assert splits == [method in GROWN and k < len(params) - 1 for k in range(len(params))]
     assert scratch or found["points"][0]["seconds"]["split"] > 0
+
+
+def test_long_training_is_as_long_as_growth_to_that_width(small: None, tmp_path: Path) -> None:
+    setting = replace(TINY, phases=None, largest=0.5, growth=0.2, epochs=1)
+    long = done(Job("vgg19", "uniform-long"), tmp_path, setting)
+    short = done(Job("vgg19", "uniform"), tmp_path, setting)
+    widths = column(short, "widths")
+    assert column(long, "widths")[:-1] == widths[2::3]
+    assert column(long, "epochs") == [3 * (k + 1) for k in range(len(long["points"]))]
+    assert column(long, "params")[-1] >= 0.5 * long["full"]["params"]
 
 
 @pytest.mark.parametrize("method", ["random", "uniform"])
@@ -261,7 +276,7 @@ def test_growth_ends_at_its_share(method: str, small: None, tmp_path: Path) -> N
 def test_all_start_from_the_same_trained_net(small: None, shared: Path) -> None:
     found = [
         timeless(done(Job("vgg19", method), shared)["points"])[0] | {"split": None}
-        for method in (*GROWN, *UNIFORM)
+        for method in (*GROWN, "uniform")
     ]
     assert all(point == found[0] for point in found)
 
@@ -338,7 +353,7 @@ class Killed(BaseException):
     [
         Job("vgg19", "splitting"),
         Job("mobilenet", "random", "retrain"),
-        Job("vgg19", "uniform-long"),
+        Job("vgg19", "uniform"),
         Job("vgg19", "l1"),
         Job("mobilenet", "bn", "retrain"),
     ],

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from splitgrow.errors import InputError
 from splitgrow.paper import job_runs, kws, kws_bench, kws_cli
 from splitgrow.paper import jobs as shared_jobs
-from splitgrow.paper.jobs import GROWN, UNIFORM, measured
+from splitgrow.paper.jobs import GROWN, measured
 from splitgrow.paper.kws import Job, best, order, study, summary, tables
 from splitgrow.paper.kws_bench import Bench, Setting, accuracy, build
 from splitgrow.paper.speech import BANDS, FRAMES
@@ -273,9 +273,7 @@ def check_schema(found: dict[str, Any], job: Job, folder: Path) -> None:
         assert 0 <= point["validation"] <= 1
 
 
-@pytest.mark.parametrize(
-    "method", ["splitting", "splitting-macs", "random", "uniform", "uniform-long", "bn"]
-)
+@pytest.mark.parametrize("method", ["splitting", "splitting-macs", "random", "uniform", "bn"])
 def test_every_method(method: str, small: None, shared: Path) -> None:
     job = Job(DSCNN, method)
     found = done(job, shared)
@@ -293,7 +291,7 @@ def test_every_method(method: str, small: None, shared: Path) -> None:
 def test_all_start_from_the_same_trained_net(small: None, shared: Path) -> None:
     found = [
         timeless(done(Job(DSCNN, method), shared)["points"])[0] | {"split": None}
-        for method in ("splitting", "splitting-macs", "random", *UNIFORM)
+        for method in ("splitting", "splitting-macs", "random", "uniform")
     ]
     assert all(point == found[0] for point in found)
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from splitgrow.errors import InputError
 from splitgrow.paper.alignment import BLOCK, aligned
 from splitgrow.paper.augment import mirror_and_shift
-from splitgrow.paper.cifar10_nets import WIDTH, build, example
+from splitgrow.paper.cifar10_nets import WIDTH, arch_of, build, example
 from splitgrow.paper.data import DataSet, ImageData
+from splitgrow.paper.depthwise_kernels import depthwise_kernels, have_kernels
 from splitgrow.paper.jobs import Job, Size
 from splitgrow.paper.training import Course, Rate, half_precision, sgd
 from splitgrow.phase import Phase
@@ -30,7 +31,9 @@ class Setting:
 
     Args:
         epochs: of every phase: after every split, every cut, and for every net from scratch.
+        rate_vgg19, rate_mobilenet: the highest learning rate of each net.
         shape: how the learning rate falls in a phase; see :class:`splitgrow.paper.training.Rate`.
+        warm_up: share of a phase in which the rate rises.
         validation: images that are held out of the 50,000, always the same ones.
         images: of those left, how many to train with.
         tested: how many test images to report on.
@@ -46,16 +49,18 @@ class Setting:
         beta: of the softplus.
     """
 
-    epochs: int = 10
+    epochs: int = 8
     batch: int = 256
-    rate: float = 0.2
+    rate_vgg19: float = 0.1
+    rate_mobilenet: float = 0.2
     shape: str = "cosine"
-    weight_decay: float = 1e-4
+    warm_up: float = 0.1
+    weight_decay: float = 5e-4
     validation: int = 5000
     images: int = 45_000
     tested: int = 10_000
     scored: int = 2048
-    scored_batch: int = 256
+    scored_batch: int = 512
     lanczos: int | None = None
     growth: float = 0.3
     largest: float = 0.3
@@ -67,7 +72,10 @@ class Setting:
 
     def paper(self) -> Setting:
         """The published training: 160 epochs in small batches, the rate cut twice to a tenth."""
-        return replace(self, epochs=160, batch=64, rate=0.1, shape="steps", weight_decay=1e-4)
+        return replace(
+            self, epochs=160, batch=64, rate_vgg19=0.1, rate_mobilenet=0.1, shape="steps",
+            warm_up=0.0, weight_decay=1e-4,
+        )  # fmt: skip
 
     def quick(self) -> Setting:
         """The same in minutes on a CPU: a glimpse of each method, far from any optimum."""
@@ -95,10 +103,6 @@ class Bench:
         self.validation = _moved(held_out, device)
         self.test = _moved(_first(data.test, setting.tested), device)
         self._mean, self._std = _moments(self.train_part.images)
-        self.course = Course(
-            len(self.train_part.labels), setting.batch, setting.epochs,
-            Rate(setting.rate, setting.shape),
-        )  # fmt: skip
         scored = _first(self.train_part, setting.scored)
         self.scored = [
             (self.normalised(images), labels)
@@ -130,16 +134,20 @@ class Bench:
 
     def train_longer(self, net: nn.Module, phase: Phase, phases: int) -> None:
         """As many epochs as that many phases have, under one fall of the learning rate."""
-        self._train(net, phase, self._longer(phases), None)
+        self._train(net, phase, self.course(net, phases), None)
 
     def train_sparsely(
         self, net: nn.Module, phase: Phase, sparse: Callable[[nn.Module], None], phases: int = 1
     ) -> None:
         """The same, and ``sparse`` changes the gradients before each step."""
-        self._train(net, phase, self._longer(phases), sparse)
+        self._train(net, phase, self.course(net, phases), sparse)
 
-    def _longer(self, phases: int) -> Course:
-        return replace(self.course, epochs=phases * self.course.epochs)
+    def course(self, net: nn.Module, phases: int = 1) -> Course:
+        """How long and how fast a net is trained."""
+        setting = self.setting
+        highest = setting.rate_vgg19 if arch_of(net) == "vgg19" else setting.rate_mobilenet
+        rate = Rate(highest, setting.shape, setting.warm_up)
+        return Course(len(self.train_part.labels), setting.batch, phases * setting.epochs, rate)
 
     def _train(
         self,
@@ -157,7 +165,7 @@ class Bench:
             def loss_of(index: Tensor) -> Tensor:
                 images = mirror_and_shift(data.images[index]).contiguous(memory_format=layout)
                 images = self.normalised(images)
-                with half_precision(self.device):
+                with half_precision(self.device), depthwise_kernels():
                     return F.cross_entropy(twin(images), data.labels[index])
 
             optimizer = partial(sgd, weight_decay=self.setting.weight_decay)
@@ -179,7 +187,7 @@ class Bench:
         layout = layout_for(net, self.device)
         for images, labels in _batches(data, EVALUATED):
             inputs = self.normalised(images).contiguous(memory_format=layout)
-            with half_precision(self.device):
+            with half_precision(self.device), depthwise_kernels():
                 right += (net(inputs).argmax(1) == labels).sum()
         return int(right) / len(data.labels)
 
@@ -187,12 +195,11 @@ class Bench:
 def layout_for(net: nn.Module, device: torch.device) -> torch.memory_format:
     """Channels last for what a GPU's matrix units compute.
 
-    Not for depthwise convolutions: there cuDNN compiles a kernel anew for every number of channels
-    (seconds a phase, https://github.com/NVIDIA/cudnn-frontend/issues/1066), and a net that grows
-    has ever new ones.
+    Without kernels of our own not for depthwise convolutions, which cuDNN would compile for every
+    number of channels.
     """
     depthwise = any(isinstance(m, nn.Conv2d) and m.groups > 1 for m in net.modules())
-    last = device.type == "cuda" and not depthwise
+    last = device.type == "cuda" and (have_kernels() or not depthwise)
     return torch.channels_last if last else torch.contiguous_format
 
 

@@ -42,6 +42,11 @@ def build(
     raise InputError(f"arch: expected one of {', '.join(ARCHS)}, got {arch!r}.")
 
 
+def arch_of(net: nn.Module) -> str:
+    """The name of what ``build`` made, whatever has become of it."""
+    return "mobilenet" if isinstance(net, MobileNetV1) else "vgg19"
+
+
 def _activation(name: str, beta: float) -> Callable[[], nn.Module]:
     if name not in ACTIVATIONS:
         raise InputError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {name!r}.")

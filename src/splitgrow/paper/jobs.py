@@ -25,7 +25,7 @@ from splitgrow.history import PhaseRecord, Split, lasting_names
 from splitgrow.paper.pruning import How, add_sparsity_gradient, prune
 from splitgrow.phase import Phase
 from splitgrow.policy import After, Budget, Policy
-from splitgrow.select import Per
+from splitgrow.select import Per, Rank
 from splitgrow.state import eval_mode, seeded
 from splitgrow.units import find_units
 
@@ -33,13 +33,15 @@ Point = dict[str, Any]  # one net of a job, as JSON has it
 Size = Literal["seed", "full"] | float  # a number: the seed's channels times that
 
 # Each method that grows: the library's own, and what it compares gains by.
-GROWN: dict[str, tuple[str, Per]] = {
-    "splitting": ("splitting", "neuron"),
-    "splitting-params": ("splitting", "params"),
-    "splitting-macs": ("splitting", "macs"),
-    "random": ("random", "neuron"),
+GROWN: dict[str, tuple[str, Rank, Per]] = {
+    "splitting": ("splitting", "lambda", "neuron"),
+    "splitting-gain": ("splitting", "gain", "neuron"),
+    "splitting-params": ("splitting", "lambda", "params"),
+    "splitting-macs": ("splitting", "lambda", "macs"),
+    "random": ("random", "lambda", "neuron"),
 }
 UNIFORM = ("uniform", "uniform-long")
+LONG_EVERY = 3  # of the uniform widths, one in so many is also trained for as long as growth
 PRUNED = get_args(How)
 FULL = "full"
 METHODS = (*GROWN, *UNIFORM, *PRUNED, FULL)
@@ -53,8 +55,9 @@ class Job:
 
     Args:
         arch: one of the study's nets.
-        method: ``"splitting"``, by lambda alone, per added parameter (``"splitting-params"``) or
-            operation (``"splitting-macs"``); ``"random"`` neurons along random directions;
+        method: ``"splitting"``, by lambda alone, times the neuron's squared norm
+            (``"splitting-gain"``), per added parameter (``"splitting-params"``) or operation
+            (``"splitting-macs"``); ``"random"`` neurons along random directions;
             ``"uniform"`` widths, each net from scratch for one phase, or for as long as growth
             needs to its size (``"uniform-long"``); ``"l1"`` or ``"bn"`` pruning; or the
             ``"full"`` net alone, from scratch. A study has some of these.
@@ -231,12 +234,12 @@ class Study:
 
     def _grown(self) -> list[Point]:
         job, setting, bench = self.job, self.setting, self.bench
-        method, per = GROWN[job.method]
+        method, rank, per = GROWN[job.method]
         result = grow(
             self.net("seed"), train=bench.train, loss_fn=bench.loss_fn, batches=bench.scored,
             example_inputs=bench.example(), evaluate=self._judged, method=method,
             policy=Policy(
-                fraction=setting.growth, rank="lambda", per=per, lanczos=setting.lanczos,
+                fraction=setting.growth, rank=rank, per=per, lanczos=setting.lanczos,
                 after=job.after,
             ),
             # The size as a metric, not as a budget: that would trim the last split, and then go
@@ -267,10 +270,13 @@ class Study:
         file = self.folder / POINTS
         points: list[Point] = json.loads(file.read_text()) if file.exists() else []
         enough = self.setting.largest * self.full.params
-        while not (points and points[-1]["params"] >= enough) and not self._is_last(points):
-            k = len(points)
+        every = LONG_EVERY if self.job.method == "uniform-long" else 1
+        while not (points and points[-1]["params"] >= enough):
+            k = every * (len(points) + 1) - 1
+            if self.setting.phases is not None and k >= self.setting.phases:
+                break
             net = self.net((1 + self.setting.growth) ** k, "start", k)
-            phases = k + 1 if self.job.method == "uniform-long" else 1
+            phases = 1 if every == 1 else k + 1
             train = partial(self.bench.train_longer, phases=phases)
             points.append(self._trained(net, train, k, before=0))
             write_file(file, json.dumps(points).encode())
