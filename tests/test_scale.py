@@ -56,11 +56,9 @@ def test_pieces_of_a_batch_give_the_same_scores(make: Any, monkeypatch: pytest.M
     units = sg.find_units(model, batch[0][:1])
     whole = sg.score(model, loss_fn, [batch], units=units, steps=4)
     monkeypatch.setattr(chunks, "CPU_PIECE", 2**14)
-    pieces = [
-        list(chunks.chunks(found, units[0], units.analysis))
-        for found in _evidence(model, units, batch)
-    ]
-    assert len(pieces[0]) > 1
+    found = _evidence(model, units, [batch])
+    assert len(list(chunks.pieces(found, units[0], units.analysis))) > 1
+    assert not found  # nobody else holds the batches
     cut = sg.score(model, loss_fn, [batch], units=units, steps=4)
     for name, found in whole.items():
         scale = found.values.abs().max().clamp_min(1e-30)
@@ -81,15 +79,66 @@ def test_samples_that_a_model_mixes_are_not_cut(monkeypatch: pytest.MonkeyPatch)
     batch = (torch.randn(8, 4, dtype=torch.float64), torch.arange(8) % 2)
     units = sg.find_units(model, batch[0])
     monkeypatch.setattr(chunks, "CPU_PIECE", 8)
-    (found,) = _evidence(model, units, batch)
-    assert len(list(chunks.chunks(found, units["first"], units.analysis))) == 1
+    found = _evidence(model, units, [batch])
+    assert len(list(chunks.pieces(found, units["first"], units.analysis))) == 1
+    monkeypatch.setattr(chunks, "CPU_PIECE", 2**20)
+    found = _evidence(model, units, [batch, batch])
+    assert len(list(chunks.pieces(found, units["first"], units.analysis))) == 2
 
 
-def _evidence(model: nn.Module, units: sg.Units, batch: tuple[Tensor, Tensor]) -> list[Any]:
+def _evidence(model: nn.Module, units: sg.Units, batches: list[Any]) -> list[Any]:
     from splitgrow.tap import collect
 
-    ((_, _, evidence),) = collect(model, units, units, loss_fn, [batch])
-    return evidence[units[0].name]
+    per_batch = [found for _, _, found in collect(model, units, units, loss_fn, batches)]
+    return [evidence for found in per_batch for evidence in found[units[0].name]]
+
+
+@pytest.mark.parametrize("make", [lambda: zoo.vgg19(width=4), lambda: zoo.mobilenet_v1(width=4)])
+def test_small_batches_are_scored_together(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of unequal sizes: each sample counts the same, in a batch of its own or not."""
+    model: nn.Module = make().double()
+    x, labels = images(7, 32, torch.float64)
+    batches = [(x[:1], labels[:1]), (x[1:3], labels[1:3]), (x[3:], labels[3:])]
+    units = sg.find_units(model, x[:1])
+    monkeypatch.setattr(chunks, "CPU_PIECE", 2**30)
+    found = _evidence(model, units, batches)
+    (piece,) = chunks.pieces(found, units[0], units.analysis)
+    assert piece.samples == 7
+    together = sg.score(model, loss_fn, batches, units=units, steps=4)
+    monkeypatch.setattr(chunks, "_alike", lambda *_: False)
+    apart = sg.score(model, loss_fn, batches, units=units, steps=4)
+    one = sg.score(model, loss_fn, [(x, labels)], units=units, steps=4)
+    for name, scores in together.items():
+        scale = scores.values.abs().max().clamp_min(1e-30)
+        for other in (apart, one):
+            assert ((scores.values - other[name].values).abs() / scale).max() < 1e-9
+
+
+def test_batches_that_use_different_outputs_stay_apart() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trunk = nn.Linear(4, 3)
+            self.left, self.right = nn.Linear(3, 1), nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            hidden = torch.tanh(self.trunk(x))
+            return self.left(hidden), self.right(hidden)
+
+    def use(sides: tuple[int, ...]) -> Any:
+        return lambda m, x: sum((m(x)[side].square().mean() for side in sides), torch.zeros(()))
+
+    model = Two().double()
+    x = torch.randn(6, 4, dtype=torch.float64)
+    units = sg.find_units(model, x)
+    left, right = (
+        sg.score(model, use((side,)), [x], units=units, steps=99)["trunk"] for side in (0, 1)
+    )
+    calls = iter([0, 1] * 9)
+    mixed = sg.score(model, lambda m, b: use((next(calls),))(m, b), [x, x], units=units, steps=99)
+    both = sg.score(model, use((0, 1)), [x], units=units, steps=99)["trunk"]
+    assert not torch.allclose(left.values, right.values)
+    torch.testing.assert_close(mixed["trunk"].values, both.values / 2)
 
 
 def test_late_layers_are_solved_in_the_span_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:

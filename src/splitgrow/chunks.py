@@ -1,13 +1,15 @@
-"""Work through a batch in pieces that fit the processor's cache.
+"""Work through the batches in pieces that suit the processor.
 
-S is a sum over samples, so a unit's product with it may be taken piece by piece: less memory for
-intermediate results, and on a CPU less time, because a piece stays in the cache between one
-operation and the next.
+S is a sum over samples, so a unit's product with it may be taken piece by piece. Large batches are
+divided: less memory for intermediate results, and on a CPU less time, because a piece stays in the
+cache between one operation and the next. Small ones are put together: each operation has a price of
+its own, which on a GPU is most of the time that small nets take.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -21,19 +23,89 @@ CPU_PIECE = 2**22  # bytes of the largest activation of a piece
 GPU_PIECE = 2**28
 
 
-def chunks(evidence: Evidence, unit: Unit, analysis: Analysis) -> Iterator[Evidence]:
-    """The evidence in pieces of some samples each; as it is where samples cannot be told apart."""
+def pieces(evidence: list[Evidence], unit: Unit, analysis: Analysis) -> Iterator[Evidence]:
+    """What all batches say about a unit, divided anew; as it is where samples are not told apart.
+
+    The batches are taken out of the list, so that nobody holds them any longer than needed.
+    """
     fixed = analysis.graph.constants
-    nodes = [*(n for n in evidence.inputs if n not in fixed),
-             *(data for _, data in unit.subgraph.edges)]  # fmt: skip
-    values = [*(evidence.inputs[n] for n in evidence.inputs if n not in fixed),
-              *evidence.gradients]  # fmt: skip
-    tensors = [v for v in values if isinstance(v, Tensor)]
-    largest = max((t.numel() * t.element_size() for t in tensors), default=0)
-    limit = GPU_PIECE if any(t.is_cuda for t in tensors) else CPU_PIECE
-    count = -(-largest // limit)
+    divisible = _is_divisible(evidence, unit, analysis)
+    while evidence:
+        together = [evidence.pop(0)]
+        if not divisible:
+            yield together.pop()
+            continue
+        limit = _limit(together[0])
+        while evidence and _alike([together[0], evidence[0]], fixed):
+            found = [_largest(e.tensors()) for e in (*together, evidence[0])]
+            if sum(found) > limit:
+                break
+            together.append(evidence.pop(0))
+        yield from _divided(_joined(together, fixed), fixed, limit)
+
+
+def _is_divisible(evidence: Sequence[Evidence], unit: Unit, analysis: Analysis) -> bool:
+    """Is dimension 0 of everything the samples, which nothing mixes?"""
     batch = _batch_axis(analysis)
-    if count <= 1 or batch is None or not all(_has_samples(analysis, n, batch) for n in nodes):
+    varying = {n for e in evidence for n in e.inputs} - set(analysis.graph.constants)
+    nodes = [*varying, *(data for _, data in unit.subgraph.edges)]
+    return batch is not None and all(_has_samples(analysis, n, batch) for n in nodes)
+
+
+def _tensors(evidence: Evidence, fixed: Container[fx.Node]) -> list[Tensor]:
+    inputs = [value for node, value in evidence.inputs.items() if node not in fixed]
+    return [t for t in (*inputs, *evidence.gradients) if isinstance(t, Tensor)]
+
+
+def _largest(tensors: Sequence[Tensor]) -> int:
+    return max((t.numel() * t.element_size() for t in tensors), default=0)
+
+
+def _limit(evidence: Evidence) -> int:
+    return GPU_PIECE if any(t.is_cuda for t in evidence.tensors()) else CPU_PIECE
+
+
+def _alike(evidence: Sequence[Evidence], fixed: Container[fx.Node]) -> bool:
+    """Do they differ in nothing but their samples, so that they can be joined?"""
+
+    def shape(e: Evidence) -> Any:
+        seen = [g is None for g in e.gradients]
+        return list(e.inputs), seen, [(t.shape[1:], t.dtype) for t in _tensors(e, fixed)]
+
+    return all(shape(e) == shape(evidence[0]) for e in evidence)
+
+
+def _joined(batches: Sequence[Evidence], fixed: Container[fx.Node]) -> Evidence:
+    """One batch of several: each one's g, a mean over its samples, has its share of them all."""
+    if len(batches) == 1:
+        return batches[0]
+    samples = sum(batch.samples for batch in batches)
+
+    def join(node: fx.Node) -> Any:
+        values = [batch.inputs[node] for batch in batches]
+        if node in fixed:
+            return values[0]
+        return torch.cat(values) if isinstance(values[0], Tensor) else sum(values)
+
+    def gradient(parts: Sequence[Tensor | None]) -> Tensor | None:
+        shares = [
+            g * (batch.samples / samples)
+            for g, batch in zip(parts, batches, strict=True)
+            if g is not None
+        ]
+        return torch.cat(shares) if shares else None
+
+    return Evidence(
+        inputs={node: join(node) for node in batches[0].inputs},
+        gradients=tuple(map(gradient, zip(*(b.gradients for b in batches), strict=True))),
+        samples=samples,
+    )
+
+
+def _divided(evidence: Evidence, fixed: Container[fx.Node], limit: int) -> Iterator[Evidence]:
+    tensors = _tensors(evidence, fixed)
+    count = -(-_largest(tensors) // limit)
+    if count <= 1:
         yield evidence
         return
     samples = max(t.shape[0] for t in tensors)

@@ -99,10 +99,15 @@ class _Krylov:
         dual = self.dual(w)
         left = _length(w, dual)
         # What little is left of a vector is full of rounding: clean it once more.
-        faint = (left < 0.25 * torch.hypot(left, overlap.norm(dim=1))).nonzero()[:, 0]
-        if len(faint):
-            w[faint], _ = self._orthogonalise(w[faint], faint, j)
-            dual[faint] = self.dual(w[faint])
+        faint = left < 0.25 * torch.hypot(left, overlap.norm(dim=1))
+        if w.is_cuda and self._metric is None:  # to ask which ones would wait for the GPU
+            again, _ = self._orthogonalise(w, slice(None), j)
+            w = torch.where(faint[:, None], again, w)
+            return w, w, overlap
+        which = faint.nonzero()[:, 0]
+        if len(which):
+            w[which], _ = self._orthogonalise(w[which], which, j)
+            dual[which] = self.dual(w[which])
         return w, dual, overlap
 
     def _orthogonalise(self, w: Tensor, which: slice | Tensor, j: int) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from splitgrow import span
 from splitgrow.analysis import Analysis
-from splitgrow.chunks import chunks
+from splitgrow.chunks import pieces
 from splitgrow.curvature import Softplus
 from splitgrow.distributed import APART, Team, bare, team_of
 from splitgrow.eigen import Eigenpairs, dense, from_dense, lanczos, random_vector
@@ -24,8 +25,10 @@ from splitgrow.units import Unit, Units, find_units, named_tensors
 from splitgrow.view import check_batches, check_loss_fn, first_call
 
 LANCZOS_STEPS = 8
-# Activations of several batches may be kept up to this many bytes, however small one batch is.
+# Activations of several batches may be kept up to this many bytes, however small one batch is; on
+# a GPU, where another pass over the batches costs more than room does, this share of its memory.
 KEEP_AT_LEAST = 256 * 2**20
+GPU_SHARE = 1 / 16
 # A unit is solved densely when building S takes at most this many multiplications ...
 DENSE_WORK = 2e7
 # ... and its matrices fit into this many numbers.
@@ -209,7 +212,7 @@ def _gather(
         for unit in active:
             kept[unit.name] += evidence[unit.name]
         if limit is None:
-            limit = max(_held(kept), KEEP_AT_LEAST)
+            limit = max(_held(kept), _spare(kept))
         while len(active) > 1 and _held(kept) > limit:
             kept.pop(active.pop().name)
     count = team.least(len(active), "units in a pass")
@@ -219,14 +222,24 @@ def _gather(
     return kept, team.sum(total, "the loss") / samples, samples
 
 
+def _spare(kept: Mapping[str, list[Evidence]]) -> int:
+    """Bytes that activations may take in any case, where they are."""
+    places = {t.device for e in chain(*kept.values()) for t in e.tensors()}
+    share = [
+        int(GPU_SHARE * torch.cuda.get_device_properties(place).total_memory)
+        for place in places
+        if place.type == "cuda"
+    ]
+    return max([KEEP_AT_LEAST, *share])
+
+
 def _held(kept: Mapping[str, list[Evidence]]) -> int:
     """Bytes of distinct tensors: neighbours share the activations between them."""
-    seen: dict[int, int] = {}
-    for evidences in kept.values():
-        for evidence in evidences:
-            for t in (*evidence.inputs.values(), *evidence.gradients):
-                if isinstance(t, Tensor):
-                    seen[t.data_ptr()] = t.numel() * t.element_size()
+    seen = {
+        t.data_ptr(): t.numel() * t.element_size()
+        for evidence in chain(*kept.values())
+        for t in evidence.tensors()
+    }
     return sum(seen.values())
 
 
@@ -246,11 +259,9 @@ class _Operator:
         self.team = team
         self._product = f"a product of {unit.name}"
         self.terms = []
-        while evidence:  # each batch's g is freed as its matrix is made
-            weight = evidence[0].samples / samples
-            for piece in chunks(evidence.pop(0), unit, analysis):
-                matrix = SplittingMatrix(unit, arranged(piece, unit), constants, stand_in)
-                self.terms.append((weight, matrix))
+        for piece in pieces(evidence, unit, analysis):
+            matrix = SplittingMatrix(unit, arranged(piece, unit), constants, stand_in)
+            self.terms.append((piece.samples / samples, matrix))
 
     def is_zero(self) -> bool:
         return self.team.every(all(matrix.is_zero for _, matrix in self.terms), self._product)

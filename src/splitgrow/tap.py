@@ -35,11 +35,10 @@ class Evidence:
     gradients: tuple[Tensor | None, ...]  # one per edge; None where the loss does not see it
     samples: int
 
-    @property
-    def bytes(self) -> int:
-        """Memory held by the activations and gradients."""
+    def tensors(self) -> list[Tensor]:
+        """The activations and gradients."""
         held = [*self.inputs.values(), *self.gradients]
-        return sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
+        return [t for t in held if isinstance(t, Tensor)]
 
 
 @dataclass

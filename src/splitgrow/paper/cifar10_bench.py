@@ -16,7 +16,7 @@ from splitgrow.paper.alignment import BLOCK, aligned
 from splitgrow.paper.augment import mirror_and_shift
 from splitgrow.paper.cifar10_nets import WIDTH, arch_of, build, example
 from splitgrow.paper.data import DataSet, ImageData
-from splitgrow.paper.depthwise_kernels import depthwise_kernels, have_kernels
+from splitgrow.paper.depthwise_kernels import depthwise_kernels, layout_for
 from splitgrow.paper.jobs import Job, Size
 from splitgrow.paper.training import Course, Rate, half_precision, sgd
 from splitgrow.phase import Phase
@@ -190,17 +190,6 @@ class Bench:
             with half_precision(self.device), depthwise_kernels():
                 right += (net(inputs).argmax(1) == labels).sum()
         return int(right) / len(data.labels)
-
-
-def layout_for(net: nn.Module, device: torch.device) -> torch.memory_format:
-    """Channels last for what a GPU's matrix units compute.
-
-    Without kernels of our own not for depthwise convolutions, which cuDNN would compile for every
-    number of channels.
-    """
-    depthwise = any(isinstance(m, nn.Conv2d) and m.groups > 1 for m in net.modules())
-    last = device.type == "cuda" and (have_kernels() or not depthwise)
-    return torch.channels_last if last else torch.contiguous_format
 
 
 def parted(data: ImageData, setting: Setting) -> tuple[ImageData, ImageData]:

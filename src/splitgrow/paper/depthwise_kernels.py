@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
@@ -31,6 +31,17 @@ def have_kernels() -> bool:
 def depthwise_kernels() -> AbstractContextManager[Any]:
     """Within, PyTorch calls these kernels for depthwise convolutions of tensors on a GPU."""
     return _Mode() if have_kernels() else nullcontext()
+
+
+def layout_for(net: nn.Module, device: torch.device) -> torch.memory_format:
+    """Channels last for what a GPU's matrix units compute.
+
+    Without these kernels not for depthwise convolutions, which cuDNN would compile for every number
+    of channels.
+    """
+    depthwise = any(isinstance(m, nn.Conv2d) and m.groups > 1 for m in net.modules())
+    last = device.type == "cuda" and (have_kernels() or not depthwise)
+    return torch.channels_last if last else torch.contiguous_format
 
 
 class _Mode(TorchFunctionMode):

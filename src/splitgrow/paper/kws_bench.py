@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from splitgrow.errors import InputError
+from splitgrow.paper.depthwise_kernels import depthwise_kernels, layout_for
 from splitgrow.paper.jobs import Job, Size, channels
 from splitgrow.paper.speech import decibels, fit_mfcc, mix_features, shift_frames
 from splitgrow.paper.speech_data import SpeechData, SpeechPart, official_shares, row_weights
@@ -194,10 +195,14 @@ class Bench:
         course = replace(self.course, epochs=phases * self.course.epochs)
         offset = torch.rand((), dtype=torch.float64, device=self.device)
         rows, labels = self._drawn(course.samples, offset), self.train_part.labels
+        layout = layout_for(net, self.device)
+        net.to(memory_format=layout)  # type: ignore[call-overload]
 
         def loss_of(index: Tensor) -> Tensor:
             chosen = rows[index]
-            return F.cross_entropy(net(self.changed(chosen)), labels[chosen])
+            inputs = self.changed(chosen).contiguous(memory_format=layout)
+            with depthwise_kernels():
+                return F.cross_entropy(net(inputs), labels[chosen])
 
         optimizer = partial(adamw, weight_decay=self.setting.weight_decay)
         course.train(
