@@ -108,7 +108,7 @@ def test_nets_methods_and_schedule_can_be_chosen(ordered: list[Any]) -> None:
     todo, setting = ordered
     assert {job.arch for job in todo} == {"vgg19"}
     assert {job.method for job in todo} == {"splitting", "random"}
-    assert (setting.epochs, setting.batch, setting.rate, setting.shape) == (160, 64, 0.1, "steps")
+    assert (setting.epochs, setting.batch, setting.shape) == (160, 64, "steps")
     assert invoke("--epochs", "3").exit_code == 0
     assert ordered[3].epochs == 3
 

@@ -362,12 +362,13 @@ def test_jobs_in_processes(tmp_path: Path) -> None:
 
 def point(validation: float, accuracy: float, params: int) -> dict[str, Any]:
     return {"validation": validation, "accuracy": accuracy, "params": params, "macs": 10 * params,
-            "operations": 21 * params}  # fmt: skip
+            "operations": 21 * params, "widths": {"features.0": 4}, "split": None,
+            "seconds": {"train": 1.0}}  # fmt: skip
 
 
 def result(seed: int, points: list[dict[str, Any]], settings: int = 0) -> dict[str, Any]:
     job = asdict(Job(DSCNN, "splitting", seed=seed))
-    return {"job": job, "points": points, "settings": {"epochs": settings}}
+    return {"experiment": "kws", "job": job, "points": points, "settings": {"epochs": settings}}
 
 
 TWO = [

@@ -250,3 +250,13 @@ def test_damage_names_the_file_and_the_folder_to_delete(name: str, tmp_path: Pat
     assert str(caught.value).endswith(
         f"Delete the folder {saved.path} to go on from the checkpoint before it."
     )
+
+
+def test_a_run_is_told_its_origin_only_where_it_has_none(tmp_path: Path) -> None:
+    folder = runs.RunFolder(tmp_path)
+    folder.name_origin("package.module:name")
+    assert not list(tmp_path.iterdir())  # no run, nothing to tell
+    (tmp_path / runs.SETTINGS).write_text('{"seed": 3}')
+    for place in ("package.module:name", "other:name"):
+        folder.name_origin(place)
+        assert folder.settings() == {"seed": 3, "origin": "package.module:name"}

@@ -172,6 +172,33 @@ def export(
 
 
 @app.command()
+def listen(
+    model: Annotated[
+        Path, typer.Argument(help="A keyword model: an ONNX file of splitgrow export.")
+    ],
+    clips: Annotated[list[Path], typer.Argument(help="Wav files, 16-bit PCM.")],
+    top: Annotated[int, typer.Option(min=1, help="How many words to show for each clip.")] = 3,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For machines: all probabilities.")
+    ] = False,
+) -> None:
+    """Say which word is spoken in wav files.
+
+    The model hears one second at 16 kHz: a shorter clip is filled up with silence, of a longer one
+    the loudest second is taken, other rates and several channels are converted.
+    """
+    from rich.console import Console
+
+    from splitgrow.listen import Spotter, read_clips, show
+
+    heard = Spotter(model).hear(read_clips(clips))
+    if as_json:
+        typer.echo(show.to_json(heard))
+    else:
+        Console().print(show.table(heard, top))
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     typer.echo(splitgrow.__version__)

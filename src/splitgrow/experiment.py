@@ -7,8 +7,8 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,7 +30,8 @@ class Experiment:
     """A growing run to be: ``splitgrow grow file.py:experiment`` performs it.
 
     ``model`` is the seed model or, better, a function that builds one: it is called with the
-    run's seed set. The rest is as for :func:`splitgrow.grow`.
+    run's seed set. ``metadata`` are texts that go into an ONNX file of the grown model, such as the
+    names of its classes. The rest is as for :func:`splitgrow.grow`.
     """
 
     model: nn.Module | Callable[[], nn.Module]
@@ -45,6 +46,7 @@ class Experiment:
     method: str | Method = "splitting"
     finish: Train | None = None
     exclude: tuple[str, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not callable(self.model):

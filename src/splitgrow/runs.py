@@ -143,6 +143,13 @@ class RunFolder:
             raise CheckpointError(f"{file} does not hold a run's settings.")
         return found
 
+    def name_origin(self, place: str) -> None:
+        """Say where the run's experiment is, ``package.module:name``, if it was started without."""
+        file = self.path / SETTINGS
+        if file.exists() and "origin" not in (found := self.settings()):
+            text = json.dumps({**found, "origin": place}, indent=1, sort_keys=True)
+            write_file(file, text.encode())
+
     def saved(self) -> list[Saved]:
         """The checkpoints, the oldest first."""
         found = []

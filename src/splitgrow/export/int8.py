@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from splitgrow.export.check import (
     quiet,
     write,
 )
+from splitgrow.export.onnx_file import set_metadata
 from splitgrow.export.runner import OnnxRunner, require_onnx
 
 
@@ -74,7 +75,7 @@ def quantize_onnx(
         raise InputError("batches: there are none, and the ranges are taken from them.")
     exact = OnnxRunner(source)
     feeds = [feeds_of(call, exact.inputs, str(source)) for call in calls]
-    content = _quantized(source, feeds)
+    content = _quantized(source, feeds, exact.metadata)
     rough = OnnxRunner(content)
     ours, theirs = [exact.run(each) for each in feeds], [rough.run(each) for each in feeds]
     single = feeds_of(first_samples(calls[0], 1), rough.inputs, str(source))
@@ -85,8 +86,9 @@ def quantize_onnx(
     return Quantized(target, len(content), worst, agreement(ours, theirs), seconds)
 
 
-def _quantized(source: Path, feeds: Sequence[Feeds]) -> bytes:
+def _quantized(source: Path, feeds: Sequence[Feeds], metadata: Mapping[str, str]) -> bytes:
     """The contents of the file; onnxruntime's tools work on files, in a folder of their own."""
+    import onnx
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -98,9 +100,12 @@ def _quantized(source: Path, feeds: Sequence[Feeds]) -> bytes:
                 str(prepared), str(target), _reader(feeds), quant_format=QuantFormat.QDQ,
                 per_channel=True, weight_type=QuantType.QInt8, activation_type=QuantType.QInt8,
             )  # fmt: skip
-            return target.read_bytes()
+            message = onnx.load(target)
         except Exception as error:  # its own, and whatever it runs into
             raise ExportError(f"{source} cannot be quantised: {_first_line(error)}") from error
+    set_metadata(message, metadata)  # the tools note their own work there
+    content: bytes = message.SerializeToString()
+    return content
 
 
 def _reader(feeds: Sequence[Feeds]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ def export_onnx(
     *,
     batches: Iterable[ExampleInputs | Call] | None = None,
     tolerance: float = TOLERANCE,
+    metadata: Mapping[str, str] | None = None,
 ) -> Exported:
     """Write a model in eval mode as one ONNX file that takes any batch size.
 
@@ -56,6 +57,7 @@ def export_onnx(
             without them, the example alone is compared. The first of them also in batches of one
             and three.
         tolerance: the largest absolute difference of an output that is accepted.
+        metadata: texts by name for whoever runs the file: names of classes, how inputs are made.
 
     Raises:
         CaptureError: the model cannot be traced.
@@ -67,7 +69,7 @@ def export_onnx(
     (example,) = calls_of([example_inputs], model)
     calls = calls_of([] if batches is None else batches, model)
     check_like(example, calls)
-    content = onnx_bytes(model, example)
+    content = onnx_bytes(model, example, metadata or {})
     runner = OnnxRunner(content)
     varied = in_sizes((calls or [example.with_batch_of_two()])[0])
     checked = check_same(model, runner, [*(calls or [example]), *varied], tolerance)
@@ -83,7 +85,7 @@ def export_onnx(
 # --- the file -----------------------------------------------------------------------------
 
 
-def onnx_bytes(model: nn.Module, example: Call) -> bytes:
+def onnx_bytes(model: nn.Module, example: Call, metadata: Mapping[str, str]) -> bytes:
     """The contents of the file."""
     _check_size(model)
     program, structure = traced(model, example)
@@ -103,6 +105,7 @@ def onnx_bytes(model: nn.Module, example: Call) -> bytes:
     _rename(message.graph, input_names(example), output_names(structure))
     _strip(message.graph)
     _name_batch(message.graph)
+    set_metadata(message, metadata)
     content: bytes = message.SerializeToString()
     return content
 
@@ -190,6 +193,13 @@ def _strip(graph: Any) -> None:
     for node in nodes:
         node.doc_string = ""
     del graph.metadata_props[:]
+
+
+def set_metadata(message: Any, metadata: Mapping[str, str]) -> None:
+    """These texts in the place of all others."""
+    del message.metadata_props[:]
+    for name, text in metadata.items():
+        message.metadata_props.add(key=name, value=text)
 
 
 def _name_batch(graph: Any) -> None:

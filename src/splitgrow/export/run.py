@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,7 +17,7 @@ from splitgrow.capture import Call, _Structure
 from splitgrow.checkpoint import load
 from splitgrow.cost import Cost, CostModel
 from splitgrow.errors import InputError
-from splitgrow.experiment import Experiment, _call, build, load_object
+from splitgrow.experiment import Experiment, _call, _guarded, build, load_object
 from splitgrow.export import Exported, Quantized, export_executorch, export_onnx, quantize_onnx
 from splitgrow.export.check import FileModule, Runner, in_main_memory, metrics_of
 from splitgrow.export.executorch_file import require_executorch
@@ -81,8 +82,14 @@ def export_run(
         )
     target = out or run_dir / ("model.onnx" if format_ == "onnx" else "model.pte")
     cost = CostModel(find_units(net, inputs)).total()
-    write = export_onnx if format_ == "onnx" else export_executorch
-    file = write(net, inputs, target, batches=calls or None, tolerance=tolerance)
+    batches = calls or None
+    if format_ == "onnx":
+        metadata = source.metadata if isinstance(source, Experiment) else None
+        file = export_onnx(
+            net, inputs, target, batches=batches, tolerance=tolerance, metadata=metadata
+        )
+    else:
+        file = export_executorch(net, inputs, target, batches=batches, tolerance=tolerance)
     small = quantize_onnx(file.path, batches=calls) if int8 else None
     metrics = _metrics(net, inputs, source, [file, small]) if format_ == "onnx" else {}
     return RunExported(saved.path, file, small, cost, metrics)
@@ -123,13 +130,20 @@ def _source(run_dir: Path, place: str | None, seed: int, *, given: bool) -> Expe
         ) from error
     if not isinstance(found, Experiment | nn.Module) and callable(found):
         with seeded(seed):
-            found = _call(place, found)
+            found = _made(place, found, run_dir)
     if not isinstance(found, Experiment | nn.Module):
         raise InputError(
             f"{place}: expected a splitgrow.Experiment, a model or a function that makes one, got "
             f"{type(found).__name__}."
         )
     return found
+
+
+def _made(place: str, function: Callable[..., Any], run_dir: Path) -> Any:
+    """What a function makes, from the run's folder if it asks for ``run_dir``."""
+    if "run_dir" in inspect.signature(function).parameters:
+        return _guarded(place, lambda: function(run_dir=run_dir))
+    return _call(place, function)
 
 
 def _model_of(source: Experiment | nn.Module) -> Any:

@@ -22,6 +22,17 @@ def require_onnx() -> None:
         ) from error
 
 
+def require_onnxruntime() -> None:
+    """Raise unless a file can be run; that needs less than making one."""
+    try:
+        import onnxruntime  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            f"an ONNX file is run with onnxruntime ({error}). "
+            'Install it with: pip install "splitgrow[export]"'
+        ) from error
+
+
 class OnnxRunner:
     """An ONNX file in onnxruntime, on one thread."""
 
@@ -39,6 +50,12 @@ class OnnxRunner:
         except Exception as error:  # its own classes, which it does not promise
             raise ExportError(f"onnxruntime cannot load the file: {_first_line(error)}") from error
         self.inputs: list[str] = [each.name for each in self._session.get_inputs()]
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What its maker has written into it."""
+        found: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
+        return found
 
     def run(self, feeds: Feeds) -> Arrays:
         """The outputs of one call."""

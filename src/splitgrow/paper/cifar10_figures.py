@@ -9,34 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from splitgrow.paper.cifar10_claims import (
-    AXES,
-    SPLITTING,
-    Jobs,
-    Members,
-    curve,
-    groups_of,
-    splits_of,
-)
+from splitgrow.paper.cifar10_claims import AXES, SPLITTING, curve, groups_of
+from splitgrow.paper.curve_figures import LOOKS, SEEDS, legend, line
+from splitgrow.paper.curves import Curve, Jobs, Members
 from splitgrow.paper.figures import PAGE, both, sheet
+from splitgrow.paper.job_claims import splits_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours; methods differ in dashes and markers too.
-LOOKS: dict[str, dict[str, Any]] = {
-    "splitting": {"color": "#D55E00", "ls": "-", "marker": "o", "label": "Splitting"},
-    "splitting-params": {"color": "#56B4E9", "ls": (0, (3, 1)), "marker": "P",
-                         "label": "Splitting, gain per parameter"},
-    "splitting-macs": {"color": "#000000", "ls": (0, (5, 1, 1, 1)), "marker": "X",
-                       "label": "Splitting, gain per MAC"},
-    "random": {"color": "#0072B2", "ls": "--", "marker": "s", "label": "Random split"},
-    "uniform": {"color": "#009E73", "ls": "-.", "marker": "D", "label": "Uniform width"},
-    "uniform-long": {"color": "#009E73", "ls": (0, (1, 1)), "marker": "d",
-                     "label": "Uniform width, as many epochs as growth"},
-    "l1": {"color": "#CC79A7", "ls": (0, (4, 1.5)), "marker": "v", "label": "Pruning, L1"},
-    "bn": {"color": "#E69F00", "ls": ":", "marker": "^", "label": "Pruning, BN scale"},
-}  # fmt: skip
 ARCHS = {"mobilenet": "MobileNet", "vgg19": "VGG19"}
 AFTERS = {"finetune": "finetune", "retrain": "retrain from scratch"}
 ORDER = [(arch, after) for after in AFTERS for arch in ARCHS]  # the paper's panels, row by row
@@ -73,19 +54,6 @@ def _present(groups: Groups, methods: Sequence[str], least: int = 1) -> list[tup
     return [key for key in ORDER if sum(m in groups.get(key, {}) for m in methods) >= least]
 
 
-SEEDS = "lines and bands: mean and range over the seeds; faint points: their nets"
-
-
-def _legend(figure: Any, axes: Sequence[Axes], title: str = SEEDS) -> None:
-    """One legend for all panels, below them."""
-    found: dict[str, Any] = {}
-    for ax in axes:
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=3,
-                  handlelength=3, title=title, title_fontsize=7)  # fmt: skip
-
-
 def _title(i: int, key: tuple[str, str]) -> str:
     return f"({chr(ord('a') + i)}) {ARCHS[key[0]]}, {AFTERS[key[1]]}"
 
@@ -106,7 +74,7 @@ def _panels(
             fill(ax, key)
         for ax in axes.flat[len(keys) :]:
             ax.set_axis_off()
-        _legend(figure, axes.flat[: len(keys)], title)
+        legend(figure, axes.flat[: len(keys)], title)
     return both(path)
 
 
@@ -133,7 +101,7 @@ def _selections(groups: Groups, path: Path) -> list[Path]:
         ):
             _accuracy(ax, groups[key], axis, SPLITTING)
             ax.set_title(_title(i, key))
-        _legend(figure, axes.flat)
+        legend(figure, axes.flat)
     return both(path)
 
 
@@ -155,25 +123,9 @@ def _accuracy(ax: Axes, members: Members, axis: str, methods: Sequence[str]) -> 
     ax.set_axisbelow(True)
 
 
-def _line(ax: Axes, curves: Sequence[Any], look: Mapping[str, Any]) -> None:
-    """Every net as a point; mean and range where all seeds have nets on either side."""
-    style = {key: look[key] for key in ("color", "marker", "label")} | {"mew": 0}
-    low, high = max(c[0][0] for c in curves), min(c[0][-1] for c in curves)
-    faint = style if low >= high else style | {"label": None}
-    for sizes, accuracies in curves:
-        ax.plot(_hundred(sizes), _hundred(accuracies), **faint, ls="none", ms=2.6, alpha=0.45)
-    if low >= high:
-        return
-    logs = np.linspace(log(low), log(high), 120)
-    rows = np.array([np.interp(logs, np.log(sizes), found) for sizes, found in curves])
-    x = _hundred(np.exp(logs))
-    ax.plot(x, _hundred(rows.mean(0)), **style, ls=look["ls"], ms=4, markevery=24)
-    ax.fill_between(x, _hundred(rows.min(0)), _hundred(rows.max(0)), color=look["color"],
-                    alpha=0.15, linewidth=0)  # fmt: skip
-
-
-def _hundred(values: Any) -> Any:
-    return 100 * np.asarray(values)
+def _line(ax: Axes, curves: Sequence[Curve], look: Mapping[str, Any]) -> None:
+    """In percent of the full net."""
+    line(ax, [([100 * size for size in sizes], found) for sizes, found in curves], look)
 
 
 def _full_net(ax: Axes, members: Members) -> None:

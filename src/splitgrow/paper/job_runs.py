@@ -27,6 +27,7 @@ from splitgrow.files import write_file
 from splitgrow.paper.jobs import Bench, Job, Study
 from splitgrow.paper.results import hardware, rounded
 from splitgrow.paper.training import full_precision
+from splitgrow.runs import RunFolder
 
 Result = dict[str, Any]  # one job, as JSON has it
 AnyJob = TypeVar("AnyJob", bound=Job)
@@ -46,6 +47,8 @@ class Order:
         read: gives what is in ``data``; like ``bench`` of a module, so that processes can import
             it.
         bench: makes the bench from the setting, what was read, and the device.
+        origin: a function ``package.module:name`` that makes an experiment of a run's folder, so
+            that ``splitgrow export`` can build grown nets again.
     """
 
     experiment: str
@@ -55,6 +58,7 @@ class Order:
     device: str
     read: Callable[[Path], Any]
     bench: Callable[[Any, Any, torch.device], Bench]
+    origin: str | None = None
 
 
 def run_job(job: Job, order: Order) -> Result:
@@ -65,8 +69,10 @@ def run_job(job: Job, order: Order) -> Result:
         return found
     with full_precision():
         bench = order.bench(setting, order.read(order.data), torch.device(device))
-        study = Study(job, bench, folder / "runs" / key_of(setting) / job.name)
+        study = Study(job, bench, runs_of(setting, folder) / job.name)
         points = study.points()
+    if order.origin is not None:
+        RunFolder(study.folder).name_origin(order.origin)
     return _store(
         {
             "experiment": order.experiment,
@@ -80,6 +86,11 @@ def run_job(job: Job, order: Order) -> Result:
         },
         _file_of(job, folder),
     )  # fmt: skip
+
+
+def runs_of(setting: Any, folder: Path) -> Path:
+    """The folder of what is computed with a setting: a folder in it for each job."""
+    return folder / "runs" / key_of(setting)
 
 
 def key_of(setting: Any) -> str:

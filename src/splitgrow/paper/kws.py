@@ -19,7 +19,8 @@ from rich.table import Table
 from splitgrow.paper import jobs as shared
 from splitgrow.paper.job_runs import Order, Result
 from splitgrow.paper.jobs import FULL, GROWN, PRUNED, UNIFORM, Point
-from splitgrow.paper.kws_bench import GROWABLE, Bench, Setting
+from splitgrow.paper.kws_bench import GROWABLE, Setting
+from splitgrow.paper.kws_kept import ORIGIN, kept_bench
 from splitgrow.paper.speech_data import SpeechData, speech_commands
 from splitgrow.zoo.kws import HELLO_EDGE
 
@@ -75,7 +76,10 @@ def order(
         device: ``"cuda"`` or ``"cpu"``.
         read: gives the clips in ``data``; by default ``reader(folder)``.
     """
-    return Order(EXPERIMENT, setting, data, folder, device, read or reader(folder), Bench)
+    return Order(
+        EXPERIMENT, setting, data, folder, device, read or reader(folder),
+        partial(kept_bench, folder), ORIGIN,
+    )  # fmt: skip
 
 
 def reader(folder: Path) -> Callable[[Path], SpeechData]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ from splitgrow.paper.options import (
     Device,
     Folder,
     Quick,
+    Redraw,
     Seeds,
     Workers,
     device_named,
@@ -40,7 +41,6 @@ PaperSchedule = Annotated[
     bool,
     typer.Option("--paper-schedule", help="As published: 30,000 steps a phase, batches of 100."),
 ]
-Redraw = Annotated[bool, typer.Option("--redraw", help="Only the tables anew.")]
 
 
 def kws(
@@ -59,13 +59,15 @@ def kws(
     """Grow DS-CNN on Speech Commands against pruning and six other keyword spotters: Table 1.
 
     The study is many jobs, each with a file of its own. Those that are done are not repeated, an
-    interrupted one goes on; tables are made of all the files that are there.
+    interrupted one goes on; figures and tables are made of all the files that are there.
     """
     from rich.console import Console
 
+    from splitgrow.paper import figures
     from splitgrow.paper.job_runs import chosen, run_jobs
     from splitgrow.paper.kws import order, reader, study
 
+    figures.check_matplotlib()  # now, not after minutes of work
     console, place = Console(), folder / "kws"
     if not redraw:
         setting = _setting(epochs, paper_schedule=paper_schedule, quick=quick)
@@ -87,15 +89,29 @@ def _setting(epochs: int | None, *, paper_schedule: bool, quick: bool) -> Settin
 
 
 def show(place: Path, console: Console) -> None:
-    """Tables of all jobs that are done."""
+    """Claims, tables and figures of all jobs that are done."""
     from splitgrow.files import write_file
+    from splitgrow.paper import kws_claims, kws_figures, kws_table
     from splitgrow.paper.job_runs import finished
     from splitgrow.paper.kws import EXPERIMENT, summary, tables
     from splitgrow.paper.results import rounded
 
-    found = rounded(summary(finished(place, EXPERIMENT)))
-    for table in tables(found):
+    jobs = finished(place, EXPERIMENT)
+    found, claims = rounded(summary(jobs)), rounded(kws_claims.claims(jobs))
+    for table in (*tables(found), *kws_claims.tables(claims)):
         console.print(table)
-    path = place / "summary.json"
-    write_file(path, (json.dumps(found, indent=1, allow_nan=False) + "\n").encode())
-    console.print(f"wrote {path}", soft_wrap=True, highlight=False)
+    rows = rounded(kws_table.table1(jobs, claims))
+    texts = {
+        "summary.json": _json(found),
+        "claims.json": _json(claims),
+        "table1.json": _json(rows),
+        "table1.md": kws_table.to_markdown(rows),
+    }
+    for name, text in texts.items():
+        write_file(place / name, text.encode())
+    for file in (*(place / name for name in texts), *kws_figures.draw(jobs, place)):
+        console.print(f"wrote {file}", soft_wrap=True, highlight=False)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, allow_nan=False) + "\n"

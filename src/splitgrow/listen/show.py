@@ -1,0 +1,73 @@
+"""What was heard, for people and for machines."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from splitgrow.listen.spotter import Heard
+
+NAMES = {"_silence_": "(silence)", "_unknown_": "(another word)"}
+
+
+def table(heard: Sequence[Heard], top: int) -> Table:
+    """A line for each clip: the most probable words, and which second was listened to."""
+    folder = _folder(heard)
+    seconds = [_second(each) for each in heard]
+    shown = Table(
+        title=None if folder is None else f"clips in {folder}",
+        caption=_caption(heard), title_justify="left", caption_justify="left",
+    )  # fmt: skip
+    shown.add_column("clip", overflow="fold")
+    for place in range(min(top, len(heard[0].probabilities))):
+        shown.add_column("or" if place else "heard", no_wrap=True)
+    if any(seconds):
+        shown.add_column("second", no_wrap=True)
+    for each, second in zip(heard, seconds, strict=True):
+        path = each.clip.path if folder is None else each.clip.path.relative_to(folder)
+        words = [f"{NAMES.get(word, word)} {share:.1%}" for word, share in each.best(top)]
+        cells = [str(path), *words, *([second] if any(seconds) else [])]
+        shown.add_row(*map(Text, cells))  # as it is: a name may have brackets
+    return shown
+
+
+def _folder(heard: Sequence[Heard]) -> Path | None:
+    """The folder that several clips are in, so that their names can be short."""
+    try:
+        common = Path(os.path.commonpath({each.clip.path.parent for each in heard}))
+    except ValueError:  # some from the root and some from here, or on several drives
+        return None
+    return None if len(heard) == 1 or common == Path() else common
+
+
+def _second(heard: Heard) -> str:
+    clip = heard.clip
+    if clip.seconds > 1:
+        return f"{clip.start:.2f} to {clip.start + 1:.2f} of {clip.seconds:.2f} s"
+    return "" if clip.seconds == 1 else f"{clip.seconds:.2f} s, filled up"
+
+
+def _caption(heard: Sequence[Heard]) -> str | None:
+    if any(each.clip.seconds > 1 for each in heard):
+        return "The model hears one second: of a longer clip, the loudest one."
+    return None
+
+
+def to_json(heard: Sequence[Heard]) -> str:
+    """A list with an object for each clip; all classes, the most probable one first."""
+    rows = [
+        {
+            "clip": str(each.clip.path),
+            "word": each.best(1)[0][0],
+            "seconds": each.clip.seconds,
+            "start": each.clip.start,
+            "probabilities": dict(each.best(len(each.probabilities))),
+        }
+        for each in heard
+    ]
+    return json.dumps(rows, indent=1, allow_nan=False)

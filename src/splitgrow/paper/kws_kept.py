@@ -1,0 +1,93 @@
+"""What is kept beside the runs of the keyword study, so that their nets can be exported.
+
+A net is of use only with its classes and the mean and deviation of its MFCCs; and a file of it is
+compared, calibrated and judged on clips. All that is in ``clips.safetensors`` in the folder of the
+runs, so that ``splitgrow export`` needs the data set no more.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from splitgrow.errors import CheckpointError, InputError
+from splitgrow.experiment import Experiment
+from splitgrow.files import read_sealed, write_sealed
+from splitgrow.fit import Trainer
+from splitgrow.listen.keywords import Keywords
+from splitgrow.paper.job_runs import runs_of
+from splitgrow.paper.kws_bench import GROWABLE, Bench, Setting, accuracy, build
+from splitgrow.paper.speech_data import CLASSES, SpeechData
+
+ORIGIN = "splitgrow.paper.kws_kept:experiment"  # of every grown net of the study
+FILE = "clips.safetensors"
+FORMAT = "splitgrow-kws-clips-1"
+
+
+def kept_bench(folder: Path, setting: Setting, data: SpeechData, device: torch.device) -> Bench:
+    """The bench of a setting; what exports need is kept in the folder of its runs."""
+    bench = Bench(setting, data, device)
+    keep(bench, runs_of(setting, folder))
+    return bench
+
+
+def keep(bench: Bench, runs: Path) -> None:
+    """Write the file of a bench. Several jobs write the same one."""
+    runs.mkdir(parents=True, exist_ok=True)
+    keywords = Keywords(CLASSES, *(tuple(t.tolist()) for t in (bench.mfcc.mean, bench.mfcc.std)))
+    inputs, labels = (torch.cat(each) for each in zip(*bench.scored, strict=True))
+    write_sealed(
+        runs / FILE,
+        {"inputs": inputs, "labels": labels, "test_inputs": bench.test[0],
+         "test_labels": bench.test[1]},
+        {"format": FORMAT, "keywords": json.dumps(asdict(keywords)),
+         "width": str(bench.setting.width), "batch": str(bench.setting.scored_batch)},
+    )  # fmt: skip
+
+
+def experiment(run_dir: Path) -> Experiment:
+    """The experiment of a grown net of the study, for ``splitgrow export``.
+
+    Its batches are those that neurons were scored on, its metric the accuracy on the test clips.
+
+    Raises:
+        InputError: what was kept beside the run is not there, or damaged.
+    """
+    metadata, tensors = _read(run_dir)
+    size = int(metadata["batch"])
+    batches = list(zip(tensors["inputs"].split(size), tensors["labels"].split(size), strict=True))
+    fields = {name: tuple(values) for name, values in json.loads(metadata["keywords"]).items()}
+    return Experiment(
+        partial(build, GROWABLE, "seed", int(metadata["width"])),
+        train=Trainer(batches, _loss),
+        loss_fn=_loss,
+        batches=batches,
+        evaluate=partial(_judge, inputs=tensors["test_inputs"], labels=tensors["test_labels"]),
+        metadata=Keywords(**fields).to_metadata(),
+    )
+
+
+def _read(run_dir: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    file = run_dir.resolve().parent / FILE
+    try:
+        return read_sealed(file, FORMAT)
+    except CheckpointError as error:
+        raise InputError(
+            f"{run_dir} is a run of splitgrow paper kws, whose clips are kept beside it: "
+            f"{error} Leave the run where it was made, or copy {FILE} along."
+        ) from error
+
+
+def _loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def _judge(model: Any, inputs: Tensor, labels: Tensor) -> dict[str, float]:
+    return {"test accuracy": accuracy(model, inputs, labels)}
