@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitgrow import zoo
+from splitgrow import find_units, zoo
 
 IMAGES = (2, 3, 32, 32)
 
@@ -17,6 +17,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], tuple[int, ...
     "mobilenet_v1(16)": (lambda: zoo.mobilenet_v1(16), IMAGES, (2, 10)),
     "mobilenet_v2": (lambda: zoo.mobilenet_v2(num_classes=7), IMAGES, (2, 7)),
     "resnet": (lambda: zoo.ResNet((1, 2, 1), (4, 6, 8)), IMAGES, (2, 10)),
+    "resnet bottleneck": (
+        lambda: zoo.ResNet((1, 2), (8, 12), hidden=(2, 3), stem=4, block=zoo.Bottleneck),
+        IMAGES,
+        (2, 10),
+    ),
     "preact_resnet": (lambda: zoo.PreActResNet((1, 2, 1), (4, 6, 8)), IMAGES, (2, 10)),
     "densenet": (lambda: zoo.DenseNet((2, 2), 8, 4, 8), IMAGES, (2, 10)),
     "senet": (lambda: zoo.SENet((4, 6), (2, 3)), IMAGES, (2, 10)),
@@ -144,3 +149,21 @@ def test_the_temporal_net_is_causal() -> None:
 def test_the_activation_is_the_users(activation: Callable[[], nn.Module]) -> None:
     model = zoo.VGG((4, "M", 6), activation=activation)
     assert len([m for m in model.modules() if isinstance(m, activation)]) == 2
+
+
+def test_resnet50_has_the_published_size() -> None:
+    small_stem, large_stem = 64 * 3 * 3 * 3, 64 * 3 * 7 * 7
+    assert size(zoo.resnet50(1000)) - small_stem + large_stem == 25_557_032
+
+
+@pytest.mark.slow
+def test_every_layer_of_resnet50_but_the_last_can_be_split() -> None:
+    units = find_units(zoo.resnet50(), torch.randn(2, 3, 32, 32))
+    streams = {unit.name: unit.size for unit in units if "expand" in unit.name}
+    # The stem, two units in each of the 16 blocks, and one residual stream in each of 4 stages.
+    assert len(units) == 1 + 2 * 16 + 4
+    assert streams == {  # the shortcut's filter and those of every block's last convolution
+        "stages.0.0.expand.0": 64 + 3 * 64, "stages.1.0.expand.0": 256 + 4 * 128,
+        "stages.2.0.expand.0": 512 + 6 * 256, "stages.3.0.expand.0": 1024 + 3 * 512,
+    }  # fmt: skip
+    assert [skipped.name for skipped in units.skipped] == ["classifier"]

@@ -11,7 +11,7 @@ from splitgrow.zoo.mlp import MLP
 from splitgrow.zoo.mobilenet import MobileNetV1, MobileNetV2, mobilenet_v1, mobilenet_v2
 from splitgrow.zoo.prototypes import PrototypeNet, euclidean_distances, squared_distances
 from splitgrow.zoo.rbf import Gaussian, RBFNet, RBFSumNet
-from splitgrow.zoo.resnet import PreActResNet, ResNet
+from splitgrow.zoo.resnet import Bottleneck, PreActResNet, ResNet, resnet50
 from splitgrow.zoo.senet import SENet
 from splitgrow.zoo.tcn import TCN
 from splitgrow.zoo.transformer import (
@@ -28,6 +28,7 @@ __all__ = [
     "MLP",
     "TCN",
     "VGG",
+    "Bottleneck",
     "DenseNet",
     "FeedForward",
     "FusedGatedFeedForward",
@@ -47,6 +48,7 @@ __all__ = [
     "kws",
     "mobilenet_v1",
     "mobilenet_v2",
+    "resnet50",
     "squared_distances",
     "vgg19",
 ]
