@@ -331,7 +331,8 @@ def test_the_command_prints_a_table(
     assert outcome.exit_code == 0, outcome.output
     assert "[b]long.wav" in outcome.output  # a name is not markup
     assert "of 2.50 s" in outcome.output
-    assert "0.50 s, filled up" in outcome.output
+    assert "0.50 s" in outcome.output
+    assert "filled up with silence" in outcome.output
     assert "the loudest one" in outcome.output
     assert outcome.output.count("%") == 4
     alone = invoke(model, write(tmp_path / "a.wav"))

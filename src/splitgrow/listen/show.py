@@ -21,17 +21,19 @@ def table(heard: Sequence[Heard], top: int) -> Table:
     seconds = [_second(each) for each in heard]
     shown = Table(
         title=None if folder is None else f"clips in {folder}",
-        caption=_caption(heard), title_justify="left", caption_justify="left",
+        caption=_caption(heard), title_justify="left", caption_justify="left", expand=True,
     )  # fmt: skip
-    shown.add_column("clip", overflow="fold")
-    for place in range(min(top, len(heard[0].probabilities))):
-        shown.add_column("or" if place else "heard", no_wrap=True)
+    shown.add_column("clip", overflow="fold", ratio=1)
+    shown.add_column("heard", no_wrap=True)
+    if top > 1:
+        shown.add_column("or")
     if any(seconds):
         shown.add_column("second", no_wrap=True)
     for each, second in zip(heard, seconds, strict=True):
         path = each.clip.path if folder is None else each.clip.path.relative_to(folder)
-        words = [f"{NAMES.get(word, word)} {share:.1%}" for word, share in each.best(top)]
-        cells = [str(path), *words, *([second] if any(seconds) else [])]
+        word, *others = (f"{NAMES.get(word, word)} {share:.0%}" for word, share in each.best(top))
+        cells = [str(path), word, *([", ".join(others)] if top > 1 else []),
+                 *([second] if any(seconds) else [])]  # fmt: skip
         shown.add_row(*map(Text, cells))  # as it is: a name may have brackets
     return shown
 
@@ -49,13 +51,16 @@ def _second(heard: Heard) -> str:
     clip = heard.clip
     if clip.seconds > 1:
         return f"{clip.start:.2f} to {clip.start + 1:.2f} of {clip.seconds:.2f} s"
-    return "" if clip.seconds == 1 else f"{clip.seconds:.2f} s, filled up"
+    return "" if clip.seconds == 1 else f"{clip.seconds:.2f} s"
 
 
 def _caption(heard: Sequence[Heard]) -> str | None:
-    if any(each.clip.seconds > 1 for each in heard):
-        return "The model hears one second: of a longer clip, the loudest one."
-    return None
+    said = {
+        "of a longer clip the loudest one": any(each.clip.seconds > 1 for each in heard),
+        "a shorter clip is filled up with silence": any(each.clip.seconds < 1 for each in heard),
+    }
+    parts = [words for words, needed in said.items() if needed]
+    return f"The model hears one second: {', '.join(parts)}." if parts else None
 
 
 def to_json(heard: Sequence[Heard]) -> str:
