@@ -1,0 +1,236 @@
+"""How scoring grows: time and memory against width, depth and number of images.
+
+Each is varied alone, on a plain convolutional net; what is measured is set beside a forward and
+backward pass over the same images in the same run. The law is the slope of log(seconds) and of
+log(bytes) over the upper half of a sweep. Memory is counted on CUDA only, by the allocator, above
+the model and the images. At last the MLP neurons of a transformer with more than 10^9 parameters.
+
+    python benchmarks/scale.py --device cuda [--json benchmarks/results/scale.json]
+    python benchmarks/scale.py --quick          # small, anywhere
+    python benchmarks/scale.py --redraw
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import splitgrow as sg
+from splitgrow import zoo
+from splitgrow.files import write_file
+from splitgrow.paper import figures
+from splitgrow.paper.results import hardware, rounded
+
+RESULTS = Path(__file__).parent / "results" / "scale.json"
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plain net of 3x3 convolutions on 32x32 images, halved after the first and the second."""
+
+    width: int = 64
+    depth: int = 8
+    images: int = 512
+    batch: int = 128
+
+    def model(self) -> nn.Module:
+        """Convolutions with batch norm and ReLU; most at 8 x 8."""
+        return zoo.VGG([self.width, "M", self.width, "M", *[self.width] * (self.depth - 2)])
+
+    def inputs(self) -> Tensor:
+        """Noise."""
+        return torch.randn(self.images, 3, 32, 32)
+
+
+@dataclass(frozen=True)
+class Sequences(Case):
+    """A transformer, of which the MLPs are scored; by default 1.2 * 10^9 parameters."""
+
+    width: int = 8192
+    depth: int = 24
+    dim: int = 2048
+    images: int = 16
+    batch: int = 4
+    length: int = 256
+
+    def model(self) -> nn.Module:
+        """Embed, blocks of attention and MLP, average."""
+        heads = max(self.dim // 128, 1)
+        return zoo.Transformer(64, self.length, self.dim, heads, self.width, self.depth)
+
+    def inputs(self) -> Tensor:
+        """Noise."""
+        return torch.randn(self.images, self.length, 64)
+
+
+def sweeps(case: Case) -> dict[str, list[Case]]:
+    """One quantity at a time."""
+    return {
+        "width": [replace(case, width=2**k) for k in range(4, 11)],
+        "depth": [replace(case, depth=2**k) for k in range(2, 7)],
+        "images": [replace(case, images=2**k) for k in range(7, 14)],
+    }
+
+
+def quick_sweeps() -> dict[str, list[Case]]:
+    """The same in a minute on a CPU."""
+    case = Case(width=8, depth=4, images=32, batch=16)
+    return {
+        "width": [replace(case, width=w) for w in (4, 8, 16)],
+        "depth": [replace(case, depth=d) for d in (3, 4, 6)],
+        "images": [replace(case, images=n) for n in (16, 32, 64)],
+    }
+
+
+def loss_fn(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Cross entropy."""
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def measured(case: Case, device: torch.device, repeats: int = 3) -> Row:
+    """One case: seconds and bytes of scoring, and of a forward and backward pass."""
+    torch.manual_seed(0)
+    with device:
+        model = case.model()
+    inputs = case.inputs().to(device)
+    labels = torch.arange(case.images, device=device) % 10
+    batches = list(zip(inputs.split(case.batch), labels.split(case.batch), strict=True))
+    model.eval()
+    start = time.perf_counter()
+    units = sg.find_units(model, inputs[:2])
+    found = time.perf_counter() - start
+
+    def score() -> None:
+        sg.score(model, loss_fn, batches, units=units)
+
+    def passes() -> None:
+        for batch in batches:
+            model.zero_grad()
+            loss_fn(model, batch).backward()
+        model.zero_grad()
+
+    times: dict[Callable[[], None], list[float]] = {score: [], passes: []}
+    memory = {action: _peak(action, device) for action in times}  # and everything is warm now
+    for _ in range(repeats):  # in turn
+        for action, seconds in times.items():
+            seconds.append(_clock(action, device))
+    score_s, pass_s = (statistics.median(seconds) for seconds in times.values())
+    return {
+        "width": case.width, "depth": case.depth, "images": case.images, "batch": case.batch,
+        "parameters": sum(p.numel() for p in model.parameters()), "units": len(units),
+        "neurons": sum(unit.width for unit in units), "largest_d": max(u.size for u in units),
+        "find_seconds": found, "seconds": score_s, "pass_seconds": pass_s,
+        "ratio": score_s / pass_s, "bytes": memory[score], "pass_bytes": memory[passes],
+    }  # fmt: skip
+
+
+def _clock(action: Callable[[], None], device: torch.device) -> float:
+    _wait(device)
+    start = time.perf_counter()
+    action()
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def _peak(action: Callable[[], None], device: torch.device) -> float | None:
+    if device.type != "cuda":
+        action()
+        return None
+    _wait(device)
+    torch.cuda.reset_peak_memory_stats()
+    base = torch.cuda.memory_allocated()
+    action()
+    _wait(device)
+    return float(torch.cuda.max_memory_allocated() - base)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def slope(rows: Sequence[Row], over: str, of: str) -> float | None:
+    """The power of a quantity that another one grows with, by least squares; upper half."""
+    upper = [row for row in rows[len(rows) // 2 :] if row[of]]
+    if len(upper) < 2:
+        return None
+    x, y = ([math.log(row[key]) for row in upper] for key in (over, of))
+    return statistics.linear_regression(x, y).slope
+
+
+def run(cases: Mapping[str, list[Case]], device: torch.device) -> Iterator[tuple[str, Row]]:
+    """Every case; one that does not fit says so, and its sweep ends there."""
+    for name, sweep in cases.items():
+        for case in sweep:
+            try:
+                yield name, rounded(measured(case, device))
+            except torch.cuda.OutOfMemoryError as error:
+                yield name, {**vars(case), "failed": str(error).splitlines()[0][:200]}
+                torch.cuda.empty_cache()
+                break
+
+
+def draw(results: Mapping[str, Any], path: Path) -> list[Path]:
+    """Seconds above, memory below (where it was counted), one column for each quantity."""
+    names = [name for name in ("width", "depth", "images") if name in results["sweeps"]]
+    rows = {name: [r for r in results["sweeps"][name] if "failed" not in r] for name in names}
+    kinds = [("seconds", "seconds", 1.0)]
+    if all(row["bytes"] for row in chain(*rows.values())):
+        kinds.append(("bytes", "GB", 1e9))
+    size = (figures.PAGE, 0.3 + 2.0 * len(kinds))
+    with figures.sheet(path, size, (len(kinds), len(names))) as (sheet, grid):
+        for line, (key, label, unit) in zip(grid, kinds, strict=True):
+            for axes, name in zip(line, names, strict=True):
+                x = [row[name] for row in rows[name]]
+                power = slope(rows[name], name, key)
+                for of, words in ((key, "scoring"), (f"pass_{key}", "forward and backward")):
+                    axes.plot(x, [row[of] / unit for row in rows[name]], marker=".", label=words)
+                axes.set(xscale="log", yscale="log", xlabel=name, ylabel=label)
+                axes.set_title("" if power is None else f"scoring: {name} to the power {power:.1f}")
+                axes.minorticks_off()
+                axes.set_xticks(x[::2], [f"{value:,}" for value in x[::2]])
+        handles = grid[0][0].get_legend_handles_labels()
+        sheet.legend(*handles, loc="outside upper center", ncols=2)
+    return figures.both(path)
+
+
+def main() -> None:
+    """Measure, or draw what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--redraw", action="store_true")
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    if not given.redraw:
+        device = torch.device(given.device)
+        small = Sequences(width=32, depth=2, dim=16, images=4, batch=2, length=8)
+        cases = quick_sweeps() if given.quick else sweeps(Case())
+        cases["transformer"] = [small if given.quick else Sequences()]
+        results: dict[str, Any] = {
+            "hardware": hardware(given.device), "torch": torch.__version__,
+            "splitgrow": sg.__version__, "sweeps": {},
+        }  # fmt: skip
+        for name, row in run(cases, device):
+            print(name, row, flush=True)
+            results["sweeps"].setdefault(name, []).append(row)
+            write_file(given.json, (json.dumps(results, indent=1) + "\n").encode())
+    for file in draw(json.loads(given.json.read_text()), given.json):
+        print(f"wrote {file}")
+
+
+if __name__ == "__main__":
+    main()
