@@ -17,7 +17,7 @@ FAMILIES = {
 }
 NAMES = {"ours": "default", "ours-4": "4 steps", "dense": "", "rayleigh-3": "3 passes",
          "rayleigh-10": "10", "rayleigh-40": "40"}  # fmt: skip
-BESIDE = {"ours": (-2, 6), "ours-4": (-6, -4)}
+BESIDE = {"ours": (-2, 6), "ours-4": (-14, -12)}
 
 
 def draw(folder: Path) -> None:
@@ -95,7 +95,7 @@ def _panel(axes: Any, net: str, rows: list[Row]) -> None:
 def _label(axes: Any, x: float, y: float, method: str, colour: str) -> None:
     axes.annotate(
         NAMES[method], (x, y), textcoords="offset points", xytext=BESIDE.get(method, (4, -11)),
-        color=colour, fontsize=7, ha="right" if method == "ours-4" else "left",
+        color=colour, fontsize=7, ha="left",
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from splitgrow.view import check_batches, check_loss_fn, first_call
 
 LANCZOS_STEPS = 8
 # Activations of several batches may be kept up to this many bytes, however small one batch is; on
-# a GPU, where another pass over the batches costs more than room does, this share of its memory.
+# a GPU, where another pass over the batches costs more than room does, this share of what is free.
 KEEP_AT_LEAST = 256 * 2**20
 GPU_SHARE = 1 / 16
 # A unit is solved densely when building S takes at most this many multiplications ...
@@ -226,7 +226,7 @@ def _spare(kept: Mapping[str, list[Evidence]]) -> int:
     """Bytes that activations may take in any case, where they are."""
     places = {t.device for e in chain(*kept.values()) for t in e.tensors()}
     share = [
-        int(GPU_SHARE * torch.cuda.get_device_properties(place).total_memory)
+        int(GPU_SHARE * torch.cuda.mem_get_info(place)[0])
         for place in places
         if place.type == "cuda"
     ]

@@ -59,7 +59,7 @@ class Setting:
     validation: int = 5000
     images: int = 45_000
     tested: int = 10_000
-    scored: int = 2048
+    scored: int = 4096
     scored_batch: int = 512
     lanczos: int | None = None
     growth: float = 0.3

@@ -67,7 +67,7 @@ class Setting:
     volume: float = 0.1
     clips: int | None = None
     tested: int | None = None
-    scored: int = 2048
+    scored: int = 4096
     scored_batch: int = 256
     lanczos: int | None = None
     growth: float = 0.3
