@@ -143,7 +143,9 @@ def test_a_folder_with_a_run_is_not_overwritten(file: Path, tmp_path: Path) -> N
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
 def test_ctrl_c_ends_the_run_and_says_how_to_resume(file: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from splitgrow.cli import main; main()", "grow",
+    # Tests that a script started in the background ignore the signal, and so would their children.
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = [sys.executable, "-c", f"{heed}; from splitgrow.cli import main; main()", "grow",
                f"{file}:slow", "--run-dir", str(tmp_path / "run")]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
