@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitgrow.errors import InputError
 from splitgrow.paper.options import (
     DATA,
     FOLDER,
@@ -17,25 +15,22 @@ from splitgrow.paper.options import (
     Device,
     Download,
     Folder,
+    Methods,
     Quick,
     Redraw,
     Seeds,
     Workers,
     device_named,
+    scheduled,
 )
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from splitgrow.paper.cifar10_bench import Setting
-
 Arch = Annotated[
     list[str] | None, typer.Option(help="mobilenet or vgg19, may be repeated; by default both.")
 ]
-Methods = Annotated[
-    list[str] | None, typer.Option("--method", help="Only these methods, may be repeated.")
-]
-Epochs = Annotated[int | None, typer.Option(min=1, help="Of every phase, instead of 10.")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Of every phase, instead of 8.")]
 PaperSchedule = Annotated[
     bool, typer.Option("--paper-schedule", help="As published: 160 epochs a phase, batches of 64.")
 ]
@@ -64,6 +59,7 @@ def cifar10(
 
     from splitgrow.paper import figures
     from splitgrow.paper.cifar10 import run_jobs
+    from splitgrow.paper.cifar10_bench import Setting
     from splitgrow.paper.cifar10_jobs import study
     from splitgrow.paper.data import cifar10 as read
     from splitgrow.paper.job_runs import chosen
@@ -71,7 +67,7 @@ def cifar10(
     figures.check_matplotlib()  # now, not after minutes of work
     console, place = Console(), folder / "cifar10"
     if not redraw:
-        setting = _setting(epochs, paper_schedule=paper_schedule, quick=quick)
+        setting = scheduled(Setting(), epochs, paper_schedule=paper_schedule, quick=quick)
         todo = chosen(study(range(1 if quick else seeds)), arch, method)
         read(data, download=download)  # now, with a good error, and not in every process
         run_jobs(
@@ -79,16 +75,6 @@ def cifar10(
             console=console,
         )  # fmt: skip
     show(place, console)
-
-
-def _setting(epochs: int | None, *, paper_schedule: bool, quick: bool) -> Setting:
-    from splitgrow.paper.cifar10_bench import Setting
-
-    if paper_schedule and (quick or epochs):
-        raise InputError("--paper-schedule: it sets the epochs; leave out --quick and --epochs.")
-    made = Setting().paper() if paper_schedule else Setting()
-    made = made.quick() if quick else made
-    return replace(made, epochs=epochs) if epochs else made
 
 
 def show(place: Path, console: Console) -> None:

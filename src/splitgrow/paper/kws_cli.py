@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from splitgrow.errors import InputError
 from splitgrow.paper.options import (
     DATA,
     FOLDER,
     Device,
     Folder,
+    Methods,
     Quick,
     Redraw,
     Seeds,
     Workers,
     device_named,
+    scheduled,
 )
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from splitgrow.paper.kws_bench import Setting
 
 Data = Annotated[
     Path, typer.Option(help="Folder of Speech Commands: its wav files, or packed features.")
 ]
 Arch = Annotated[
     list[str] | None, typer.Option(help="Only these nets, may be repeated; by default all seven.")
-]
-Methods = Annotated[
-    list[str] | None, typer.Option("--method", help="Only these methods, may be repeated.")
 ]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Of 500 steps, in every phase, not 4.")]
 PaperSchedule = Annotated[
@@ -66,26 +61,17 @@ def kws(
     from splitgrow.paper import figures
     from splitgrow.paper.job_runs import chosen, run_jobs
     from splitgrow.paper.kws import order, reader, study
+    from splitgrow.paper.kws_bench import Setting
 
     figures.check_matplotlib()  # now, not after minutes of work
     console, place = Console(), folder / "kws"
     if not redraw:
-        setting = _setting(epochs, paper_schedule=paper_schedule, quick=quick)
+        setting = scheduled(Setting(), epochs, paper_schedule=paper_schedule, quick=quick)
         todo = chosen(study(range(1 if quick else seeds)), arch, method)
         shared = order(setting, data=data, folder=place, device=device_named(device))
         reader(place)(data)  # now, with a good error, and not in every process
         run_jobs(todo, shared, workers, console)
     show(place, console)
-
-
-def _setting(epochs: int | None, *, paper_schedule: bool, quick: bool) -> Setting:
-    from splitgrow.paper.kws_bench import Setting
-
-    if paper_schedule and (quick or epochs):
-        raise InputError("--paper-schedule: it sets the epochs; leave out --quick and --epochs.")
-    made = Setting().paper() if paper_schedule else Setting()
-    made = made.quick() if quick else made
-    return replace(made, epochs=epochs) if epochs else made
 
 
 def show(place: Path, console: Console) -> None:

@@ -1,7 +1,8 @@
 """Options that several of the paper's commands have."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -15,8 +16,12 @@ Folder = Annotated[Path, typer.Option(help="Folder for the results and the figur
 Data = Annotated[Path, typer.Option(help="Folder with the data set, as torchvision has it.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch what is missing there.")]
 Device = Annotated[str | None, typer.Option(help="cuda or cpu; by default a GPU if there is one.")]
+Methods = Annotated[
+    list[str] | None, typer.Option("--method", help="Only these methods, may be repeated.")
+]
 FOLDER = Path("runs/paper")
 DATA = Path("data")
+AnySetting = TypeVar("AnySetting", bound=Any)  # of a study of jobs: has paper(), quick() and epochs
 
 
 def device_named(wanted: str | None) -> str:
@@ -27,3 +32,14 @@ def device_named(wanted: str | None) -> str:
     if wanted not in (None, "cpu", "cuda") or (wanted == "cuda" and not there):
         raise InputError(f"--device: expected cpu{' or cuda' if there else ''}, got {wanted}.")
     return wanted or ("cuda" if there else "cpu")
+
+
+def scheduled(
+    setting: AnySetting, epochs: int | None, *, paper_schedule: bool, quick: bool
+) -> AnySetting:
+    """A study's setting with the schedule that was asked for."""
+    if paper_schedule and (quick or epochs):
+        raise InputError("--paper-schedule: it sets the epochs; leave out --quick and --epochs.")
+    made = setting.paper() if paper_schedule else setting
+    made = made.quick() if quick else made
+    return replace(made, epochs=epochs) if epochs else made
