@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import meters
 import torch
 import torch.nn.functional as F
-from scoring import _peak, _reset_peak
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
@@ -134,16 +134,11 @@ class Bench:
 
     def wait(self) -> None:
         """For kernels that still run."""
-        if self.device != "cpu":
-            torch.cuda.synchronize()
+        meters.wait(self.device)
 
     def clock(self, action: Callable[[], object]) -> float:
         """Seconds that an action takes."""
-        self.wait()
-        start = time.perf_counter()
-        action()
-        self.wait()
-        return time.perf_counter() - start
+        return meters.clock(action, self.device)
 
 
 class Trainer:
@@ -203,14 +198,8 @@ def peak(bench: Bench, action: Callable[[], object]) -> float:
 
     On a CPU that is the largest resident size, so that it has to run in a process of its own.
     """
-    if bench.device == "cpu":
-        base = _reset_peak()
-        action()
-        return _peak() - base
-    bench.wait()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    base = torch.cuda.memory_allocated()
+    if bench.device != "cpu":
+        return meters.allocated(action)
+    base = meters.reset_resident()
     action()
-    bench.wait()
-    return torch.cuda.max_memory_allocated() - base
+    return meters.largest_resident() - base

@@ -23,6 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import meters
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -126,7 +127,7 @@ def measured(case: Case, device: torch.device, repeats: int = 3) -> Row:
     memory = {action: _peak(action, device) for action in times}  # and everything is warm now
     for _ in range(repeats):  # in turn
         for action, seconds in times.items():
-            seconds.append(_clock(action, device))
+            seconds.append(meters.clock(action, device.type))
     score_s, pass_s = (statistics.median(seconds) for seconds in times.values())
     return {
         "width": case.width, "depth": case.depth, "images": case.images, "batch": case.batch,
@@ -137,29 +138,11 @@ def measured(case: Case, device: torch.device, repeats: int = 3) -> Row:
     }  # fmt: skip
 
 
-def _clock(action: Callable[[], None], device: torch.device) -> float:
-    _wait(device)
-    start = time.perf_counter()
-    action()
-    _wait(device)
-    return time.perf_counter() - start
-
-
 def _peak(action: Callable[[], None], device: torch.device) -> float | None:
-    if device.type != "cuda":
-        action()
-        return None
-    _wait(device)
-    torch.cuda.reset_peak_memory_stats()
-    base = torch.cuda.memory_allocated()
-    action()
-    _wait(device)
-    return float(torch.cuda.max_memory_allocated() - base)
-
-
-def _wait(device: torch.device) -> None:
     if device.type == "cuda":
-        torch.cuda.synchronize()
+        return meters.allocated(action)
+    action()
+    return None
 
 
 def slope(rows: Sequence[Row], over: str, of: str) -> float | None:

@@ -17,12 +17,12 @@ import platform
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from meters import clock, largest_resident, reset_resident
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -69,18 +69,6 @@ class Bench:
             self.units = sg.find_units(self.model, self.batch[0][:2])
         return sg.score(self.model, loss_fn, [self.batch], units=self.units, steps=steps)
 
-    def clock(self, action: Callable[[], object]) -> float:
-        """Seconds that an action takes."""
-        self._wait()
-        start = time.perf_counter()
-        action()
-        self._wait()
-        return time.perf_counter() - start
-
-    def _wait(self) -> None:
-        if self.device != "cpu":
-            torch.cuda.synchronize()
-
 
 def peak_memory(name: str, batch: int, device: str, what: str, steps: int | None) -> float:
     """Bytes above the loaded program that a step or a scoring needs, in a fresh process."""
@@ -111,26 +99,10 @@ def probe(name: str, batch: int, device: str, what: str, steps: int | None) -> f
         torch.cuda.reset_peak_memory_stats()
         base = 0.0
     else:
-        base = _reset_peak()
+        base = reset_resident()
     for _ in range(2):
         bench.train() if what == "train" else bench.score(steps)
-    return (torch.cuda.max_memory_allocated() if device != "cpu" else _peak()) - base
-
-
-def _status(field: str) -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return float(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {field}")
-
-
-def _reset_peak() -> float:
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
-
-
-def _peak() -> float:
-    return _status("VmHWM")
+    return (torch.cuda.max_memory_allocated() if device != "cpu" else largest_resident()) - base
 
 
 def measure(
@@ -143,8 +115,8 @@ def measure(
     scores = bench.score(steps)
     ratios, train_s = [], []
     for _ in range(repeats):
-        train = min(bench.clock(bench.train) for _ in range(3))
-        score = bench.clock(lambda: bench.score(steps))
+        train = min(clock(bench.train, device) for _ in range(3))
+        score = clock(lambda: bench.score(steps), device)
         ratios.append(score / train)
         train_s.append(train)
     sizes = [found.vectors.shape[1] for found in scores.values()]
