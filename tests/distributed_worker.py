@@ -13,8 +13,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from math import inf
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -91,10 +93,13 @@ def as_lists(scores: sg.Scores) -> dict[str, Any]:
         "loss": scores.loss,
         "samples": scores.samples,
         "units": {
-            name: [s.method, s.values.tolist(), s.vectors.tolist(), s.residuals.tolist()]
+            name: [
+                s.method, s.values.tolist(), s.vectors.tolist(), s.residuals.tolist(),
+                s.errors.tolist(),
+            ]
             for name, s in scores.items()
         },
-    }
+    }  # fmt: skip
 
 
 def state(model: nn.Module) -> dict[str, Any]:
@@ -113,15 +118,22 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 
 def scores_of(
-    kind: str, batches: Any, memory: int | None = None, steps: int | None = None, work: float = 2e7
+    kind: str,
+    batches: Any,
+    memory: int | None = None,
+    steps: int | None = None,
+    work: float = 2e7,
+    most: float = inf,
 ) -> dict[str, Any]:
-    """``work``: up to how many multiplications a unit is solved densely."""
-    module: Any = sys.modules["splitgrow.score"]  # the name itself is the function
-    before, module.DENSE_WORK = module.DENSE_WORK, work
-    try:
+    """``work``: up to how many multiplications a unit is solved densely.
+
+    ``most``: with more passes than these, units are streamed.
+    """
+    with (
+        patch("splitgrow.solve.DENSE_WORK", work),
+        patch("splitgrow.stream.pays", lambda passes, steps: passes > most),
+    ):
         return as_lists(sg.score(build(kind), mse, batches, memory=memory, steps=steps))
-    finally:
-        module.DENSE_WORK = before
 
 
 def score(

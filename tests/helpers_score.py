@@ -61,6 +61,21 @@ def batch_of(case: Case, loss: str) -> Batch:
     return make_batch(case, loss)
 
 
+def parts_of(batch: Batch) -> list[Batch]:
+    """One batch as two of unequal sizes."""
+    return [tuple(t[:1] for t in batch), tuple(t[1:] for t in batch)]
+
+
+class Counted(list[Batch]):
+    """Batches that count how often they are read."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.passes += 1
+        return super().__iter__()
+
+
 @cache
 def scores_of(case: Case, loss: str) -> sg.Scores:
     """Scored on the case's one batch, with the model's own curvature only."""

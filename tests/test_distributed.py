@@ -114,7 +114,7 @@ def assert_close(found: Any, expected: Any, tolerance: float = 1e-9) -> None:
         for one, other in zip(found, expected, strict=True):
             assert_close(one, other, tolerance)
     elif isinstance(expected, float):
-        assert found == pytest.approx(expected, rel=tolerance, abs=tolerance)
+        assert found == pytest.approx(expected, rel=tolerance, abs=tolerance, nan_ok=True)
     else:
         assert found == expected
 
@@ -147,6 +147,15 @@ def test_each_rank_takes_its_part_of_shared_batches(pair: Pair) -> None:
 def test_ranks_with_less_memory_make_all_take_more_passes(pair: Pair) -> None:
     expected = worker.scores_of("mlp", worker.data([6, 6]))
     found = pair.both("score", kind="mlp", sizes=[6, 6], parts=[1, 1], memory=[2**30, 1])
+    assert_close(found, expected)
+
+
+def test_one_rank_without_room_makes_all_of_them_stream(pair: Pair) -> None:
+    settings: dict[str, Any] = {"kind": "mlp", "steps": 3, "most": 4}
+    expected = worker.scores_of(batches=worker.data([7, 3, 5]), memory=1, **settings)
+    assert {unit[0] for unit in expected["units"].values()} == {"stream"}
+    sizes, parts, memory = [7, 3, 5], [1, 2], [2**30, 1]
+    found = pair.both("score", sizes=sizes, parts=parts, memory=memory, **settings)
     assert_close(found, expected)
 
 

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import splitgrow as sg
 from helpers_split import ConvNet, mlp, split_at_zero
 from splitgrow import zoo
-from splitgrow.score import Scores, UnitScores
+from splitgrow.scores import Scores, UnitScores
 from splitgrow.units import Units
 
 MODELS = {
@@ -49,7 +49,8 @@ def synthetic(name: str, values: list[float], scales: list[float] | None = None)
         assert len(index) == unit.width
         size = torch.ones(unit.width) if scales is None else torch.tensor(scales[taken])
         vectors = F.normalize(torch.randn(unit.width, unit.size), dim=1)
-        found[unit.name] = UnitScores(unit, index, vectors, torch.zeros(unit.width), size, "dense")
+        none = torch.zeros(unit.width)
+        found[unit.name] = UnitScores(unit, index, vectors, none, size, "dense", none)
         start += unit.width
     assert start == len(values)
     return Scores(units, found, loss=1.0, samples=8)
@@ -379,6 +380,7 @@ def test_large_models_select_in_no_time() -> None:
             torch.zeros(u.width),
             torch.ones(u.width),
             "dense",
+            torch.zeros(u.width),
         )
         for u in units
     }

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import splitgrow as sg
 from helpers_split import ConvNet, Problem, Snapshot, mse, problem, random_state
+from splitgrow import stream
 from splitgrow.plan import Entry, SplitPlan
 from splitgrow.state import Undo, eval_mode, seeded
 from splitgrow.view import mean_loss, passes
@@ -246,8 +247,9 @@ def test_dropout_and_noise_are_fixed() -> None:
     assert mean_loss(p.model, noisy, p.batches) == mean_loss(p.model, noisy, p.batches)
 
 
-def test_memory_limit_and_repeated_passes_agree() -> None:
+def test_memory_limit_and_repeated_passes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scoring unit by unit reads the batches again, and must find the same ones."""
+    monkeypatch.setattr(stream, "pays", lambda *_, **__: False)
     p, _ = _template()
     loader = loaders()["shuffled"]()
     once = sg.score(p.model, mse, loader, units=p.units)

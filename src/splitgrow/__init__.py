@@ -42,7 +42,8 @@ from splitgrow.phase import Phase
 from splitgrow.plan import Entry, SplitPlan
 from splitgrow.policy import Budget, Policy
 from splitgrow.rules import RULES, Op, Rule, Trait, rule
-from splitgrow.score import Scores, UnitScores, score
+from splitgrow.score import score
+from splitgrow.scores import Scores, UnitScores
 from splitgrow.select import select
 from splitgrow.sharded import gather, scatter
 from splitgrow.split import Offspring, Receipt, split

@@ -61,6 +61,10 @@ def _largest(tensors: Sequence[Tensor]) -> int:
     return max((t.numel() * t.element_size() for t in tensors), default=0)
 
 
+def _rows(tensors: Sequence[Tensor]) -> int:
+    return max(t.shape[0] for t in tensors)
+
+
 def _limit(evidence: Evidence) -> int:
     return GPU_PIECE if any(t.is_cuda for t in evidence.tensors()) else CPU_PIECE
 
@@ -99,7 +103,16 @@ def _joined(batches: Sequence[Evidence], fixed: Container[fx.Node]) -> Evidence:
         inputs={node: join(node) for node in batches[0].inputs},
         gradients=tuple(map(gradient, zip(*(b.gradients for b in batches), strict=True))),
         samples=samples,
+        groups=tuple(_rows(_tensors(batch, fixed)) for batch in batches),
     )
+
+
+def groups_of(evidence: Evidence, fixed: Container[fx.Node]) -> Iterator[Evidence]:
+    """What each of the batches says that were put together."""
+    start = 0
+    for count in evidence.groups:
+        yield _slice(evidence, fixed, start, start + count)
+        start += count
 
 
 def _divided(evidence: Evidence, fixed: Container[fx.Node], limit: int) -> Iterator[Evidence]:
@@ -108,7 +121,7 @@ def _divided(evidence: Evidence, fixed: Container[fx.Node], limit: int) -> Itera
     if count <= 1:
         yield evidence
         return
-    samples = max(t.shape[0] for t in tensors)
+    samples = _rows(tensors)
     size = -(-samples // count)
     for start in range(0, samples, size):
         yield _slice(evidence, fixed, start, min(start + size, samples))
@@ -144,4 +157,5 @@ def _slice(evidence: Evidence, fixed: Container[fx.Node], start: int, end: int) 
         inputs={node: cut(node, value) for node, value in evidence.inputs.items()},
         gradients=tuple(None if g is None else g[start:end] for g in evidence.gradients),
         samples=evidence.samples,
+        groups=(end - start,),
     )

@@ -1,14 +1,20 @@
-"""The smallest eigenpair of many symmetric matrices at once, from products alone."""
+"""The smallest eigenpair of many symmetric matrices at once, from products alone.
+
+A solver asks for products and does not care where they come from: one operator may answer, or a
+pass over the data that serves the solvers of many units together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
 Matvec = Callable[[Tensor], Tensor]
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,19 @@ class Eigenpairs:
     residuals: Tensor  # (n,)
 
 
+Solver = Generator[Tensor, Tensor, Eigenpairs]  # yields vectors v_k, is sent S_k v_k for each k
+
+
+def answered(asking: Generator[Tensor, Tensor, Answer], apply: Matvec) -> Answer:
+    """What comes of a solver whose every question is answered by ``apply``."""
+    try:
+        vectors = next(asking)
+        while True:
+            vectors = asking.send(apply(vectors))
+    except StopIteration as end:
+        return cast("Answer", end.value)
+
+
 def random_vector(size: int, seed: int) -> Tensor:
     """The same vector each time, in float64 on the CPU, whatever it is used with."""
     generator = torch.Generator().manual_seed(seed)
@@ -28,13 +47,22 @@ def random_vector(size: int, seed: int) -> Tensor:
 
 def dense(apply: Matvec, n: int, d: int, like: Tensor) -> Tensor:
     """The n matrices (n, d, d), column by column: one product gives one column of each."""
+    return answered(_columns(n, d, like), apply)
+
+
+def _columns(n: int, d: int, like: Tensor) -> Generator[Tensor, Tensor, Tensor]:
     columns = []
     for j in range(d):
         basis = like.new_zeros(n, d)
         basis[:, j] = 1
-        columns.append(apply(basis))
+        columns.append((yield basis))
     matrix = torch.stack(columns, dim=-1)
     return (matrix + matrix.mT) / 2
+
+
+def dense_solver(n: int, d: int, like: Tensor) -> Solver:
+    """Builds the matrices: d products."""
+    return from_dense((yield from _columns(n, d, like)))
 
 
 def from_dense(matrix: Tensor) -> Eigenpairs:
@@ -49,13 +77,18 @@ def from_dense(matrix: Tensor) -> Eigenpairs:
 
 
 def lanczos(apply: Matvec, start: Tensor, steps: int, metric: Matvec | None = None) -> Eigenpairs:
+    """What :func:`lanczos_solver` finds from the products of ``apply``."""
+    return answered(lanczos_solver(start, steps, metric), apply)
+
+
+def lanczos_solver(start: Tensor, steps: int, metric: Matvec | None = None) -> Solver:
     """Lanczos with full re-orthogonalisation, for n matrices side by side.
 
     Args:
-        apply: (n, d) -> (n, d), S_k v_k for each k. With a metric it is given G v_k instead.
         start: (n, d), the first vectors.
         steps: products to take; the Krylov space has at most this dimension.
-        metric: v -> G v, where S is symmetric in the inner product a^T G b.
+        metric: v -> G v, where S is symmetric in the inner product a^T G b. The solver then asks
+            for products with G v_k instead.
     """
     n, d = start.shape
     steps = min(steps, d)
@@ -68,7 +101,7 @@ def lanczos(apply: Matvec, start: Tensor, steps: int, metric: Matvec | None = No
     for j in range(steps):
         inverse = (alive / norm.clamp_min(1e-30)).to(start.dtype)[:, None]
         space.add(j, w * inverse, dual * inverse)
-        w, dual, overlap = space.reduce(j + 1, apply(space.duals[:, j]))
+        w, dual, overlap = space.reduce(j + 1, (yield space.duals[:, j]))
         norm = _length(w, dual)
         alpha[:, j] = overlap[:, j]
         scale = alpha.abs().amax(dim=1) + beta.abs().amax(dim=1)

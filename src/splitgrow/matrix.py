@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -263,8 +264,11 @@ def _edge(gradient: Tensor | None) -> GradientEdge | None:
 def arranged(evidence: Evidence, unit: Unit) -> Evidence:
     """Images with their channels last, in which CPU convolutions take half the time.
 
-    Not where the weights are larger than the images: rearranging them would cost more.
+    Not where the weights are larger than the images: rearranging them would cost more. And not in
+    front of a convolution whose weight gradient oneDNN gets wrong in this order.
     """
+    if any(map(_is_corrupted_by_channels_last, [h.node for h in unit.subgraph.heads])):
+        return evidence
     tensors = [*evidence.inputs.values(), *evidence.gradients]
     images = [t for t in tensors if isinstance(t, Tensor) and t.ndim == 4 and not t.is_cuda]
     if max((t.numel() for t in images), default=0) < unit.width * unit.size:
@@ -274,11 +278,23 @@ def arranged(evidence: Evidence, unit: Unit) -> Evidence:
         image = isinstance(value, Tensor) and value.ndim == 4 and not value.is_cuda
         return value.contiguous(memory_format=torch.channels_last) if image else value
 
-    return Evidence(
-        {node: arrange(value) for node, value in evidence.inputs.items()},
-        tuple(arrange(g) for g in evidence.gradients),
-        evidence.samples,
+    return replace(
+        evidence,
+        inputs={node: arrange(value) for node, value in evidence.inputs.items()},
+        gradients=tuple(arrange(g) for g in evidence.gradients),
     )
+
+
+def _is_corrupted_by_channels_last(node: fx.Node) -> bool:
+    """1x1, strided, of few channels: oneDNN (issue 6035) writes past the end of its workspace.
+
+    It takes that of a whole block of channels, 8 or 16, where there are fewer.
+    """
+    if node.target is not torch.ops.aten.conv2d.default:
+        return False
+    _, channels, *kernel = shape_of(cast("fx.Node", node.args[1]).meta["val"])
+    stride = cast("Sequence[int]", node.args[3]) if len(node.args) > 3 else (1, 1)
+    return all(k == 1 for k in kernel) and max(stride) > 1 and channels < 16
 
 
 class Body:

@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 from splitgrow.errors import InputError, SplitRefused
 from splitgrow.plan import Entry, SplitPlan
 from splitgrow.policy import Policy
-from splitgrow.score import Scores, score
+from splitgrow.score import score
+from splitgrow.scores import Scores
 from splitgrow.select import Candidate, Limits, _check_scores, candidates, choose
 from splitgrow.split import Receipt, rehearse, split
 from splitgrow.tap import LossFn

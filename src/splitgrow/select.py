@@ -12,7 +12,7 @@ from splitgrow.cost import Cost, CostModel
 from splitgrow.errors import InputError
 from splitgrow.layout import Axis
 from splitgrow.plan import Entry, SplitPlan
-from splitgrow.score import Scores, UnitScores
+from splitgrow.scores import Scores, UnitScores
 from splitgrow.units import Unit, Units
 
 Rank = Literal["lambda", "gain"]

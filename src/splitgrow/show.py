@@ -12,7 +12,7 @@ from splitgrow.cost import CostModel
 if TYPE_CHECKING:
     from splitgrow.history import History
     from splitgrow.plan import SplitPlan
-    from splitgrow.score import Scores
+    from splitgrow.scores import Scores
     from splitgrow.split import Receipt
     from splitgrow.units import Units
 

@@ -8,7 +8,7 @@ edge alone, even where the tensor (a residual stream) flows on past its consumer
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,11 +29,12 @@ Edge = tuple[fx.Node, fx.Node]
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one batch says about one unit: constants of its sub-graph and g at its edges."""
+    """What some samples say about one unit: constants of its sub-graph and g at its edges."""
 
     inputs: dict[fx.Node, Any]
     gradients: tuple[Tensor | None, ...]  # one per edge; None where the loss does not see it
-    samples: int
+    samples: int  # whose mean loss g is the derivative of
+    groups: tuple[int, ...]  # samples that are here, those of each batch that was put into it
 
     def tensors(self) -> list[Tensor]:
         """The activations and gradients."""
@@ -127,7 +128,7 @@ def _last_uses(graph: Graph) -> dict[fx.Node, list[fx.Node]]:
 
 def collect(
     model: nn.Module, units: Units, wanted: Sequence[Unit], loss_fn: LossFn, batches: Iterable[Any]
-) -> Iterator[tuple[float, int, dict[str, list[Evidence]]]]:
+) -> Generator[tuple[float, int, dict[str, list[Evidence]]], None, None]:
     """For each batch: its loss, its number of samples, and the evidence of each wanted unit."""
     with eval_mode(model):
         for index, batch in enumerate(passes(batches)):
@@ -138,6 +139,22 @@ def collect(
                 gradients = _backward(model, loss, tapped.records, index)
             found = [(r, g, samples) for r, g in zip(tapped.records, gradients, strict=True)]
             yield loss.item(), samples, {u.name: _evidence(u, found) for u in wanted}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model, and the batches that its units are scored on."""
+
+    model: nn.Module
+    units: Units
+    loss_fn: LossFn
+    batches: Iterable[Any]
+
+    def collect(
+        self, wanted: Sequence[Unit]
+    ) -> Generator[tuple[float, int, dict[str, list[Evidence]]], None, None]:
+        """One pass: see :func:`collect`."""
+        return collect(self.model, self.units, wanted, self.loss_fn, self.batches)
 
 
 def _backward(
@@ -179,6 +196,7 @@ def _evidence(
             inputs={n: record.kept[n] for n in unit.subgraph.inputs if n in record.kept},
             gradients=tuple(gradients.get(edge) for edge in unit.subgraph.edges),
             samples=samples,
+            groups=(samples,),
         )
         for record, gradients, samples in found
     ]

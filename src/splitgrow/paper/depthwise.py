@@ -34,7 +34,8 @@ from splitgrow.paper.figures import PAGE, both, sheet
 from splitgrow.paper.results import Results, Run, rounded
 from splitgrow.paper.stats import pearson
 from splitgrow.plan import Entry, SplitPlan
-from splitgrow.score import Scores, score
+from splitgrow.score import score
+from splitgrow.scores import Scores
 from splitgrow.split import split
 from splitgrow.state import eval_mode, seeded
 from splitgrow.units import Unit, Units, find_units

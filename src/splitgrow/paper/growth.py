@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from splitgrow.methods import Growth, Site, method_named
 from splitgrow.plan import Entry, SplitPlan
 from splitgrow.policy import Policy
-from splitgrow.score import Scores, score
+from splitgrow.score import score
+from splitgrow.scores import Scores
 from splitgrow.select import Limits
 from splitgrow.split import Receipt, split
 from splitgrow.tap import LossFn

@@ -39,7 +39,8 @@ from splitgrow.phase import Phase
 from splitgrow.plan import Entry, SplitPlan
 from splitgrow.policy import Budget, Policy
 from splitgrow.runs import RunFolder
-from splitgrow.score import Scores, score
+from splitgrow.score import score
+from splitgrow.scores import Scores
 from splitgrow.select import Candidate, Limits
 from splitgrow.state import seeded
 from splitgrow.units import Units, find_units

@@ -1,0 +1,115 @@
+"""Keep: what one pass over the batches says about as many units as the memory holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+
+from splitgrow.distributed import Team
+from splitgrow.tap import Evidence, Source
+from splitgrow.units import Unit
+
+# Activations of several batches may be kept up to this many bytes, however small one batch is; on
+# a GPU, where another pass over the batches costs more than room does, this share of what is free.
+KEEP_AT_LEAST = 256 * 2**20
+GPU_SHARE = 1 / 16
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The evidence of the first units that were waiting, the mean loss, the number of samples."""
+
+    evidence: dict[str, list[Evidence]]
+    loss: float
+    samples: int
+
+
+def keep(
+    source: Source,
+    waiting: Sequence[Unit],
+    memory: int | None,
+    team: Team,
+    *,
+    too_many: Callable[[float], bool],
+) -> Kept | None:
+    """One pass over the batches; all ranks keep the same units.
+
+    Args:
+        source: what to pass over.
+        waiting: the units to keep, as many of the first ones as there is room for.
+        memory: bytes of activations; None: as much as one batch needs, or what is little anyway.
+        team: the ranks that share the data.
+        too_many: asked with the number of such passes that all waiting units take for the samples
+            so far. Where it says so on any rank, nothing is kept, and None returned.
+    """
+    shelf = _Shelf(waiting, memory)
+    total, samples, crowded = 0.0, 0, False
+    with closing(source.collect(shelf.active)) as passing:
+        for loss, count, evidence in passing:
+            total, samples = total + loss * count, samples + count
+            shelf.put(evidence, count)
+            crowded = too_many(shelf.share * samples)
+            if crowded:
+                break
+            shelf.clear()
+    if team.any(crowded, "room for the batches"):
+        return None
+    shelf.clear(to=team.least(len(shelf.active), "units in a pass"))
+    samples = team.sum(samples, "the number of samples")
+    return Kept(shelf.kept, team.sum(total, "the loss") / samples, samples)
+
+
+class _Shelf:
+    """The evidence of units, whose last ones are dropped where there is no room.
+
+    Attributes:
+        active: the units that are still kept; never none.
+        share: of the room, which one sample takes of all units together.
+    """
+
+    def __init__(self, waiting: Sequence[Unit], memory: int | None) -> None:
+        self.active = list(waiting)
+        self.kept: dict[str, list[Evidence]] = {unit.name: [] for unit in waiting}
+        self.share = 0.0
+        self._limit = memory
+
+    def put(self, evidence: Mapping[str, list[Evidence]], samples: int) -> None:
+        """One batch more."""
+        for unit in self.active:
+            self.kept[unit.name] += evidence[unit.name]
+        if self._limit is None:
+            self._limit = max(_held(self.kept), _spare(self.kept))
+        self.share = self.share or _held(self.kept) / samples / max(self._limit, 1)
+
+    def clear(self, to: int | None = None) -> None:
+        """Drop the last units until what is left fits, or down to so many."""
+        assert self._limit is not None
+        while len(self.active) > 1 and _held(self.kept) > self._limit:
+            self.kept.pop(self.active.pop().name)
+        while to is not None and len(self.active) > to:
+            self.kept.pop(self.active.pop().name)
+
+
+def _spare(kept: Mapping[str, list[Evidence]]) -> int:
+    """Bytes that activations may take in any case, where they are."""
+    places = {t.device for e in chain(*kept.values()) for t in e.tensors()}
+    share = [
+        int(GPU_SHARE * torch.cuda.mem_get_info(place)[0])
+        for place in places
+        if place.type == "cuda"
+    ]
+    return max([KEEP_AT_LEAST, *share])
+
+
+def _held(kept: Mapping[str, list[Evidence]]) -> int:
+    """Bytes of distinct tensors: neighbours share the activations between them."""
+    seen = {
+        t.data_ptr(): t.numel() * t.element_size()
+        for evidence in chain(*kept.values())
+        for t in evidence.tensors()
+    }
+    return sum(seen.values())

@@ -1,0 +1,94 @@
+"""Products with the splitting matrices of a unit: the mean over the samples of many batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, fx
+
+from splitgrow.analysis import Analysis
+from splitgrow.chunks import groups_of, pieces
+from splitgrow.curvature import Softplus
+from splitgrow.distributed import Team
+from splitgrow.matrix import SplittingMatrix, arranged
+from splitgrow.spread import Spread
+from splitgrow.tap import Evidence
+from splitgrow.units import Unit
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the splitting matrices of all units of a model are made with.
+
+    Attributes:
+        constants: the model's tensors, by placeholder.
+        stand_in: curvature of activations with kinks.
+        team: the ranks that share the data.
+    """
+
+    analysis: Analysis
+    constants: dict[fx.Node, Tensor]
+    stand_in: Softplus | None
+    team: Team
+
+    def matrix(self, unit: Unit, evidence: Evidence) -> SplittingMatrix:
+        """S of a unit on some samples."""
+        return SplittingMatrix(unit, arranged(evidence, unit), self.constants, self.stand_in)
+
+
+class Products:
+    """S of a unit over the batches of this rank; called, a product with that of all ranks.
+
+    Attributes:
+        terms: for each piece of the data its weight and its matrix.
+    """
+
+    def __init__(self, unit: Unit, evidence: list[Evidence], setup: Setup, samples: int) -> None:
+        self.unit, self.team = unit, setup.team
+        self._setup = setup
+        self._place = f"a product of {unit.name}"
+        self.terms: list[tuple[float, SplittingMatrix]] = []
+        self._groups: list[tuple[int, ...]] = []
+        self._joined: dict[int, Evidence] = {}  # by term, where several batches are in one
+        for piece in pieces(evidence, unit, setup.analysis):
+            if len(piece.groups) > 1:
+                self._joined[len(self.terms)] = piece
+            self.terms.append((piece.samples / samples, setup.matrix(unit, piece)))
+            self._groups.append(piece.groups)
+
+    @property
+    def is_zero(self) -> bool:
+        """Is sigma affine in theta, as far as this rank's data show?"""
+        return all(matrix.is_zero for _, matrix in self.terms)
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """S_k v_k for every neuron k."""
+        return self.team.add_(self.own(vectors), self._place)
+
+    def own(self, vectors: Tensor) -> Tensor:
+        """The part of a product that is from the data of this rank."""
+        weight, matrix = self.terms[0]
+        total = matrix(vectors).mul_(weight)
+        for weight, matrix in self.terms[1:]:
+            total.add_(matrix(vectors), alpha=weight)
+        return total
+
+    def spread(self, vectors: Tensor, spread: Spread) -> None:
+        """Add what each group of samples says of v_k^T S_k v_k: a batch, or a piece of one."""
+        for i, (weight, matrix) in enumerate(self.terms):
+            for samples, part in self._parts(i, matrix):
+                spread.add(weight * (vectors * part(vectors)).sum(dim=1), samples)
+
+    def _parts(self, i: int, matrix: SplittingMatrix) -> Iterator[tuple[int, SplittingMatrix]]:
+        if i not in self._joined:
+            yield self._groups[i][0], matrix
+            return
+        fixed = self._setup.analysis.graph.constants
+        for part in groups_of(self._joined[i], fixed):
+            yield part.groups[0], self._setup.matrix(self.unit, part)
+
+    @property
+    def groups(self) -> int:
+        """Of samples, on this rank."""
+        return sum(map(len, self._groups))
