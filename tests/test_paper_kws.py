@@ -22,7 +22,7 @@ from splitgrow.paper.jobs import GROWN
 from splitgrow.paper.kws import Job, best, order, study, summary, tables
 from splitgrow.paper.kws_bench import Bench, Setting, accuracy, build
 from splitgrow.paper.speech import BANDS, FRAMES
-from splitgrow.paper.speech_data import SILENCE, UNKNOWN, SpeechData, SpeechPart, official_shares
+from splitgrow.paper.speech_parts import SILENCE, UNKNOWN, SpeechData, SpeechPart, official_shares
 from splitgrow.phase import Phase
 from splitgrow.zoo.kws import HELLO_EDGE, operations
 

@@ -15,7 +15,7 @@ from splitgrow.paper.bench import Batch, Change, batches, share_right
 from splitgrow.paper.depthwise_kernels import depthwise_kernels, layout_for
 from splitgrow.paper.jobs import WIDTH, Job, Size, channels
 from splitgrow.paper.speech import decibels, fit_mfcc, mix_features, shift_frames
-from splitgrow.paper.speech_data import SpeechData, SpeechPart, official_shares, row_weights
+from splitgrow.paper.speech_parts import SpeechData, SpeechPart, official_shares, row_weights
 from splitgrow.paper.training import Course, adamw
 from splitgrow.phase import Phase
 from splitgrow.zoo.kws import DS_CNN_WIDTHS, DSCNN, HELLO_EDGE, SHAPE, operations
