@@ -23,7 +23,10 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import splitgrow as sg
 from helpers_split import random_state
-from splitgrow.fit import Cosine, Fit, Patience, Step, Trainer, fit, to_device
+from splitgrow.fit import Fit, Trainer, fit
+from splitgrow.fit_loop import to_device
+from splitgrow.fit_optimizer import Cosine, Step
+from splitgrow.patience import Patience
 from splitgrow.phase import Phase
 
 Batch = tuple[Tensor, Tensor]

@@ -26,7 +26,7 @@ from splitgrow.paper import job_runs, kws_kept
 from splitgrow.paper.kws import Job, order
 from splitgrow.paper.kws_bench import Bench, Setting, build
 from splitgrow.paper.speech import LogMel, Mfcc, encode, scaled
-from splitgrow.paper.speech_data import CLASSES
+from splitgrow.paper.speech_parts import CLASSES
 from test_paper_kws import clips as made_up
 
 needs_onnx = pytest.mark.skipif(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import json
 from dataclasses import asdict, replace
@@ -14,15 +13,16 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from helpers_jobs import Killed, column, killed_at, remembered, timeless
 from splitgrow.errors import InputError
 from splitgrow.paper import cifar10 as study
-from splitgrow.paper import cifar10_bench, cifar10_nets
-from splitgrow.paper import jobs as shared_jobs
+from splitgrow.paper import cifar10_bench, cifar10_nets, job_study
 from splitgrow.paper.cifar10 import Job, Setting, build, jobs, run_job, run_jobs
 from splitgrow.paper.cifar10_bench import Bench, parted
 from splitgrow.paper.cifar10_jobs import METHODS
 from splitgrow.paper.data import DataSet, ImageData
-from splitgrow.paper.jobs import GROWN, NET, UNIFORM, Study, measured
+from splitgrow.paper.job_study import NET, Study
+from splitgrow.paper.jobs import GROWN, UNIFORM
 from splitgrow.phase import Phase
 
 TINY = Setting(
@@ -52,18 +52,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nets of two layers, which are full at 8 to 12 channels."""
     monkeypatch.setattr(cifar10_nets, "VGG19", (8, "M", 12, "M"))
     monkeypatch.setattr(cifar10_nets, "MOBILENET_V1", ((12, 2),))
-    monkeypatch.setattr(shared_jobs, "measured", remembered)
-
-
-def remembered(net: nn.Module, example: tuple[Tensor]) -> Any:
-    """A net's cost and widths, traced once for each of its shapes: tracing takes most time here."""
-    key = tuple((name, p.shape) for name, p in net.named_parameters())
-    if key not in KNOWN:
-        KNOWN[key] = measured(net, example)
-    return copy.deepcopy(KNOWN[key])
-
-
-KNOWN: dict[Any, Any] = {}
+    monkeypatch.setattr(job_study, "measured", remembered)
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +63,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def done(job: Job, folder: Path, setting: Setting = TINY) -> dict[str, Any]:
     return run_job(job, setting, data=folder, folder=folder, device="cpu", read=images)
-
-
-def timeless(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in p.items() if key != "seconds"} for p in points]
-
-
-def column(found: dict[str, Any], key: str) -> list[Any]:
-    return [point[key] for point in found["points"]]
 
 
 # --- nets ---------------------------------------------------------------------------------------
@@ -303,7 +284,7 @@ def test_sparsity_is_for_bn_alone(
         assert all(p.grad is not None for p in net.parameters())
         calls.append(sparsity)
 
-    monkeypatch.setattr(shared_jobs, "add_sparsity_gradient", recorded)
+    monkeypatch.setattr(job_study, "add_sparsity_gradient", recorded)
     done(Job("vgg19", "l1"), tmp_path, replace(TINY, phases=2))
     assert not calls
     done(Job("vgg19", "bn"), tmp_path, replace(TINY, phases=2))
@@ -344,10 +325,6 @@ def test_retraining_finds_fresh_weights_each_time(small: None) -> None:
 # --- interruptions and files --------------------------------------------------------------------
 
 
-class Killed(BaseException):
-    """As if the process had ended here."""
-
-
 @pytest.mark.parametrize(
     "job",
     [
@@ -365,21 +342,11 @@ def test_a_killed_job_goes_on_from_its_last_net(
     whole = done(job, shared)
     trained: list[int] = []
     train = Bench._train
-
-    def until(last: int) -> Any:
-        def recorded(bench: Bench, net: nn.Module, phase: Phase, *rest: Any) -> None:
-            if phase.number == last:
-                raise Killed
-            trained.append(phase.number)
-            train(bench, net, phase, *rest)
-
-        return recorded
-
-    monkeypatch.setattr(Bench, "_train", until(1))
+    monkeypatch.setattr(Bench, "_train", killed_at(1, train, trained))
     with pytest.raises(Killed):
         done(job, tmp_path)
     assert not list(tmp_path.glob("jobs/*"))
-    monkeypatch.setattr(Bench, "_train", until(99))
+    monkeypatch.setattr(Bench, "_train", killed_at(99, train, trained))
     assert timeless(done(job, tmp_path)["points"]) == timeless(whole["points"])
     assert trained == [0, 1]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import json
 from dataclasses import asdict, replace
@@ -16,14 +15,14 @@ from rich.console import Console
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
+from helpers_jobs import Killed, column, killed_at, remembered, timeless
 from splitgrow.errors import InputError
-from splitgrow.paper import job_runs, kws, kws_bench, kws_cli
-from splitgrow.paper import jobs as shared_jobs
-from splitgrow.paper.jobs import GROWN, measured
+from splitgrow.paper import job_runs, job_study, kws, kws_bench, kws_cli
+from splitgrow.paper.jobs import GROWN
 from splitgrow.paper.kws import Job, best, order, study, summary, tables
 from splitgrow.paper.kws_bench import Bench, Setting, accuracy, build
 from splitgrow.paper.speech import BANDS, FRAMES
-from splitgrow.paper.speech_data import SILENCE, UNKNOWN, SpeechData, SpeechPart, official_shares
+from splitgrow.paper.speech_parts import SILENCE, UNKNOWN, SpeechData, SpeechPart, official_shares
 from splitgrow.phase import Phase
 from splitgrow.zoo.kws import HELLO_EDGE, operations
 
@@ -55,18 +54,7 @@ def clips(folder: Path | None = None) -> SpeechData:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A DS-CNN that is full at 8 channels."""
     monkeypatch.setattr(kws_bench, "DS_CNN_WIDTHS", (8,) * 6)
-    monkeypatch.setattr(shared_jobs, "measured", remembered)
-
-
-def remembered(net: nn.Module, example: tuple[Tensor]) -> Any:
-    """A net's cost and widths, traced once for each of its shapes: tracing takes most time here."""
-    key = tuple((name, p.shape) for name, p in net.named_parameters())
-    if key not in KNOWN:
-        KNOWN[key] = measured(net, example)
-    return copy.deepcopy(KNOWN[key])
-
-
-KNOWN: dict[Any, Any] = {}
+    monkeypatch.setattr(job_study, "measured", remembered)
 
 
 @pytest.fixture(scope="module")
@@ -83,14 +71,6 @@ def bench() -> Bench:
 def done(job: Job, folder: Path, setting: Setting = TINY) -> dict[str, Any]:
     made = order(setting, data=folder, folder=folder, device="cpu", read=clips)
     return job_runs.run_job(job, made)
-
-
-def timeless(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in p.items() if key != "seconds"} for p in points]
-
-
-def column(found: dict[str, Any], key: str) -> list[Any]:
-    return [point[key] for point in found["points"]]
 
 
 # --- nets ---------------------------------------------------------------------------------------
@@ -317,10 +297,6 @@ def test_the_other_nets_take_a_step(arch: str) -> None:
     assert not any(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
 
-class Killed(BaseException):
-    """As if the process had ended here."""
-
-
 @pytest.mark.parametrize("method", ["random", "bn"])
 def test_a_killed_job_goes_on_from_its_last_net(
     method: str, small: None, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -328,21 +304,11 @@ def test_a_killed_job_goes_on_from_its_last_net(
     job = Job(DSCNN, method)
     whole = done(job, shared)
     train = Bench._train
-
-    def until(last: int) -> Any:
-        def recorded(bench: Bench, net: nn.Module, phase: Phase, *rest: Any) -> None:
-            if phase.number == last:
-                raise Killed
-            trained.append(phase.number)
-            train(bench, net, phase, *rest)
-
-        return recorded
-
     trained: list[int] = []
-    monkeypatch.setattr(Bench, "_train", until(1))
+    monkeypatch.setattr(Bench, "_train", killed_at(1, train, trained))
     with pytest.raises(Killed):
         done(job, tmp_path)
-    monkeypatch.setattr(Bench, "_train", until(99))
+    monkeypatch.setattr(Bench, "_train", killed_at(99, train, trained))
     assert timeless(done(job, tmp_path)["points"]) == timeless(whole["points"])
     assert trained == [0, 1]
 

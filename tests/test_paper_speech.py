@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from splitgrow.errors import InputError
-from splitgrow.paper import speech, speech_data
-from splitgrow.paper.speech_data import CLASSES, KEYWORDS, Part, SpeechData, SpeechPart
+from splitgrow.paper import speech, speech_data, speech_folder, speech_packed, speech_parts
+from splitgrow.paper.speech_parts import CLASSES, KEYWORDS, Part, SpeechData, SpeechPart
 
 TIME = np.arange(16_000) / 16_000
 
@@ -426,7 +426,7 @@ def published_rule(filename: str) -> str:
 
 def test_speakers_are_split_by_the_published_rule() -> None:
     names = [f"{i * 2654435761 % 2**32:08x}_nohash_{i % 5}.wav" for i in range(3_000)]
-    parts = [speech_data.official_part(name) for name in names]
+    parts = [speech_folder.official_part(name) for name in names]
     assert parts == [published_rule(name) for name in names]
     shares = Counter(parts)
     assert 240 < shares[Part.VAL] < 360
@@ -435,7 +435,7 @@ def test_speakers_are_split_by_the_published_rule() -> None:
 
 def test_a_speaker_stays_in_one_part() -> None:
     for speaker in ("bobby", "0a7c2a8d", "3cfc6b3a"):
-        found = {speech_data.official_part(f"{speaker}_nohash_{n}.wav") for n in range(20)}
+        found = {speech_folder.official_part(f"{speaker}_nohash_{n}.wav") for n in range(20)}
         assert len(found) == 1
 
 
@@ -532,16 +532,18 @@ def test_unknown_words_are_of_the_part(made_once: Path) -> None:
 
 
 def test_unknown_words_are_of_all_kinds() -> None:
-    def files(words: list[str], each: int) -> list[speech_data._File]:
-        return [speech_data._File(f"{word}/{i}.wav", 1, 1) for word in words for i in range(each)]
+    def files(words: list[str], each: int) -> list[speech_folder.WavFile]:
+        return [
+            speech_folder.WavFile(f"{word}/{i}.wav", 1, 1) for word in words for i in range(each)
+        ]
 
     keywords, others = files(["yes", "go"], 100), files(["bed", "cat", "dog", "wow"], 50)
-    chosen = speech_data._choose(others + keywords)
+    chosen = speech_folder._choose(others + keywords)
     drawn = Counter(file.name.split("/")[0] for file in chosen)
     assert drawn.pop("yes") == drawn.pop("go") == 100
     assert sum(drawn.values()) == 20
     assert len(drawn) == 4
-    assert {file.name for file in speech_data._choose(keywords + others[::-1])} == {
+    assert {file.name for file in speech_folder._choose(keywords + others[::-1])} == {
         file.name for file in chosen
     }
 
@@ -884,7 +886,7 @@ def write_packed(folder: Path, **changed: np.ndarray | None) -> Path:
 
 
 @pytest.mark.parametrize("place", [".", "speech_commands"])
-@pytest.mark.parametrize("read", [speech_data.read_packed, speech_data.speech_commands])
+@pytest.mark.parametrize("read", [speech_packed.read_packed, speech_data.speech_commands])
 def test_packed_features_are_read(
     tmp_path: Path, place: str, read: Callable[[Path], SpeechData]
 ) -> None:
@@ -907,7 +909,7 @@ def test_a_folder_without_packed_features_is_read_as_clips(made_once: Path) -> N
 
 def test_missing_packed_features_are_said_where(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
-        speech_data.read_packed(tmp_path)
+        speech_packed.read_packed(tmp_path)
     assert str(tmp_path / "speech_commands" / "logmel.npz") in str(caught.value)
 
 
@@ -930,7 +932,7 @@ def test_packed_features_of_another_kind_are_refused(tmp_path: Path, kind: str) 
     changed, message = WRONG[kind]
     path = write_packed(tmp_path, **changed)
     with pytest.raises(InputError, match=message) as caught:
-        speech_data.read_packed(tmp_path)
+        speech_packed.read_packed(tmp_path)
     assert str(path) in str(caught.value)
 
 
@@ -938,14 +940,14 @@ def test_packed_features_of_another_kind_are_refused(tmp_path: Path, kind: str) 
 def test_damaged_packed_features_are_refused(tmp_path: Path, kind: str) -> None:
     SPOILED[kind](write_packed(tmp_path))
     with pytest.raises(InputError, match="or it is damaged"):
-        speech_data.read_packed(tmp_path)
+        speech_packed.read_packed(tmp_path)
 
 
 def test_a_single_array_is_no_packed_file(tmp_path: Path) -> None:
     with (tmp_path / "logmel.npz").open("wb") as file:
         np.save(file, np.arange(3))
     with pytest.raises(InputError, match="expected the arrays x, y"):
-        speech_data.read_packed(tmp_path)
+        speech_packed.read_packed(tmp_path)
 
 
 # --- shares -------------------------------------------------------------------------------
@@ -953,7 +955,7 @@ def test_a_single_array_is_no_packed_file(tmp_path: Path) -> None:
 
 def test_clips_are_drawn_with_the_shares_asked_for() -> None:
     labels = torch.tensor([0] * 10 + [1] * 300 + [2] * 100 + [11] * 50)
-    weights = speech_data.row_weights(labels, 0.08)
+    weights = speech_parts.row_weights(labels, 0.08)
     assert weights.sum().item() == pytest.approx(1)
     assert weights[labels == 0].sum().item() == pytest.approx(0.08)
     assert weights[labels == 1].sum().item() == pytest.approx(0.08)
@@ -964,7 +966,7 @@ def test_clips_are_drawn_with_the_shares_asked_for() -> None:
 def test_a_part_can_be_brought_to_the_official_shares() -> None:
     labels = torch.tensor([1] * 40 + [0] * 2 + [3] * 21 + [1] * 20 + [9] * 4)
     part = SpeechPart(torch.arange(87, dtype=torch.uint8).view(-1, 1, 1), labels)
-    found = speech_data.official_shares(part)
+    found = speech_parts.official_shares(part)
     assert counts(found) == [2, 3, 0, 21, 0, 0, 0, 0, 0, 4, 0, 0]  # 10% of 25, rounded up
     kept = found.codes.flatten().long()
     assert found.labels.equal(labels[kept])  # still in order, each with its own label

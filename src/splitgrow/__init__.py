@@ -32,12 +32,14 @@ from splitgrow.errors import (
     SplitRefused,
 )
 from splitgrow.experiment import Experiment
-from splitgrow.fit import Cosine, Fit, Patience, Step, Trainer, fit
+from splitgrow.fit import Fit, Trainer, fit
+from splitgrow.fit_optimizer import Cosine, Step
 from splitgrow.grow import Result, grow
 from splitgrow.history import Event, History, Neuron, PhaseRecord, Split
 from splitgrow.live import Live
 from splitgrow.methods import Method
 from splitgrow.optimizer import state_of
+from splitgrow.patience import Patience
 from splitgrow.phase import Phase
 from splitgrow.plan import Entry, SplitPlan
 from splitgrow.policy import Budget, Policy

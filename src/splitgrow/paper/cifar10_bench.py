@@ -2,72 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from splitgrow.errors import InputError
+from splitgrow.paper import bench
 from splitgrow.paper.alignment import BLOCK, aligned
 from splitgrow.paper.augment import mirror_and_shift
-from splitgrow.paper.cifar10_nets import WIDTH, arch_of, build, example
+from splitgrow.paper.bench import Change, batches, share_right
+from splitgrow.paper.cifar10_nets import arch_of, build, example
 from splitgrow.paper.data import DataSet, ImageData
 from splitgrow.paper.depthwise_kernels import depthwise_kernels, layout_for
 from splitgrow.paper.jobs import Job, Size
-from splitgrow.paper.training import Course, Rate, half_precision, sgd
+from splitgrow.paper.training import Course, half_precision, sgd
 from splitgrow.phase import Phase
 
 HELD_OUT_BY = 10  # the seed that draws the validation images: the same ones in every run
 EVALUATED = 500  # images at a time
 
 
-@dataclass(frozen=True)
-class Setting:
-    """How nets are trained, grown and pruned: the same for every method.
+@dataclass(frozen=True, kw_only=True)
+class Setting(bench.Setting):
+    """What the CIFAR-10 study adds to the fields of every study, and its values of some.
 
     Args:
-        epochs: of every phase: after every split, every cut, and for every net from scratch.
         rate_vgg19, rate_mobilenet: the highest learning rate of each net.
-        shape: how the learning rate falls in a phase; see :class:`splitgrow.paper.training.Rate`.
-        warm_up: share of a phase in which the rate rises.
         validation: images that are held out of the 50,000, always the same ones.
         images: of those left, how many to train with.
         tested: how many test images to report on.
-        scored: images of the training part that splitting indexes and steps are found on.
-        lanczos: steps of Lanczos in scoring; None leaves that to :func:`splitgrow.score`.
-        growth: share of the neurons that is split in a phase. Uniform widths grow by the same.
-        largest: growth ends with the first net of at least this share of the full one's parameters.
-        sparsity: of the batch norms' scales, in training for "bn".
-        keep: share of the channels that a pruning step leaves; it ends with the first net that has
-            no more parameters than the seed.
-        phases: at most so many nets in a job.
-        width: channels of the seed.
         beta: of the softplus.
     """
 
     epochs: int = 8
-    batch: int = 256
     rate_vgg19: float = 0.1
     rate_mobilenet: float = 0.2
-    shape: str = "cosine"
     warm_up: float = 0.1
     weight_decay: float = 5e-4
     validation: int = 5000
     images: int = 45_000
     tested: int = 10_000
-    scored: int = 4096
     scored_batch: int = 512
-    lanczos: int | None = None
-    growth: float = 0.3
     largest: float = 0.3
-    sparsity: float = 1e-4
-    keep: float = 0.7
-    phases: int | None = None
-    width: int = WIDTH
     beta: float = 1.0
 
     def paper(self) -> Setting:
@@ -85,8 +64,8 @@ class Setting:
         )  # fmt: skip
 
 
-class Bench:
-    """The data of a setting on one device, and what is done with it.
+class Bench(bench.Bench[ImageData]):
+    """The images of a setting on one device, and what is done with them.
 
     Attributes:
         train_part: what nets are trained and scored on.
@@ -94,10 +73,10 @@ class Bench:
         scored: batches of the training part, normalised and as they are.
     """
 
-    full_phases = 1
+    setting: Setting
 
     def __init__(self, setting: Setting, data: DataSet, device: torch.device) -> None:
-        self.setting, self.device = setting, device
+        super().__init__(setting, device)
         training, held_out = parted(data.train, setting)
         self.train_part = _moved(training, device)
         self.validation = _moved(held_out, device)
@@ -106,7 +85,7 @@ class Bench:
         scored = _first(self.train_part, setting.scored)
         self.scored = [
             (self.normalised(images), labels)
-            for images, labels in _batches(scored, setting.scored_batch)
+            for images, labels in batches(scored.images, scored.labels, setting.scored_batch)
         ]
 
     def build(self, job: Job, size: Size) -> nn.Module:
@@ -122,40 +101,19 @@ class Bench:
         """(B, 3, 32, 32) bytes as floats of mean 0 and deviation 1 over the training part."""
         return (images.float() - self._mean) / self._std
 
-    def loss_fn(self, model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """The loss that neurons are scored by."""
-        return F.cross_entropy(model(batch[0]), batch[1])
-
     # ---- training -----------------------------------------------------------------------------
 
-    def train(self, net: nn.Module, phase: Phase) -> None:
-        """One phase."""
-        self.train_longer(net, phase, 1)
+    @property
+    def samples(self) -> int:
+        """The whole training part."""
+        return len(self.train_part.labels)
 
-    def train_longer(self, net: nn.Module, phase: Phase, phases: int) -> None:
-        """As many epochs as that many phases have, under one fall of the learning rate."""
-        self._train(net, phase, self.course(net, phases), None)
+    def highest_rate(self, net: nn.Module) -> float:
+        """Each net has its own."""
+        vgg19, mobilenet = self.setting.rate_vgg19, self.setting.rate_mobilenet
+        return vgg19 if arch_of(net) == "vgg19" else mobilenet
 
-    def train_sparsely(
-        self, net: nn.Module, phase: Phase, sparse: Callable[[nn.Module], None], phases: int = 1
-    ) -> None:
-        """The same, and ``sparse`` changes the gradients before each step."""
-        self._train(net, phase, self.course(net, phases), sparse)
-
-    def course(self, net: nn.Module, phases: int = 1) -> Course:
-        """How long and how fast a net is trained."""
-        setting = self.setting
-        highest = setting.rate_vgg19 if arch_of(net) == "vgg19" else setting.rate_mobilenet
-        rate = Rate(highest, setting.shape, setting.warm_up)
-        return Course(len(self.train_part.labels), setting.batch, phases * setting.epochs, rate)
-
-    def _train(
-        self,
-        net: nn.Module,
-        phase: Phase,
-        course: Course,
-        change: Callable[[nn.Module], None] | None,
-    ) -> None:
+    def _train(self, net: nn.Module, phase: Phase, course: Course, change: Change | None) -> None:
         # cudnn.benchmark stays off: what it chooses depends on what else the GPU does just then, so
         # that a resumed job would differ, and it would choose anew for the shapes of every phase.
         data, layout = self.train_part, layout_for(net, self.device)
@@ -174,22 +132,16 @@ class Bench:
 
     # ---- evaluation ---------------------------------------------------------------------------
 
-    def metrics(self, net: nn.Module) -> dict[str, float]:
-        """Accuracies of a net in eval mode, on the test images and on those held out."""
-        return {
-            "accuracy": self._accuracy(net, self.test),
-            "validation": self._accuracy(net, self.validation),
-        }
-
-    @torch.no_grad()
-    def _accuracy(self, net: nn.Module, data: ImageData) -> float:
-        right = torch.zeros((), dtype=torch.long, device=self.device)
+    def accuracy(self, net: nn.Module, part: ImageData) -> float:
+        """The share of the images that a net in eval mode gets right."""
         layout = layout_for(net, self.device)
-        for images, labels in _batches(data, EVALUATED):
+
+        def outputs(images: Tensor) -> Tensor:
             inputs = self.normalised(images).contiguous(memory_format=layout)
             with half_precision(self.device), depthwise_kernels():
-                right += (net(inputs).argmax(1) == labels).sum()
-        return int(right) / len(data.labels)
+                return net(inputs)
+
+        return share_right(outputs, batches(part.images, part.labels, EVALUATED))
 
 
 def parted(data: ImageData, setting: Setting) -> tuple[ImageData, ImageData]:
@@ -216,10 +168,6 @@ def _first(data: ImageData, count: int) -> ImageData:
 
 def _moved(data: ImageData, device: torch.device) -> ImageData:
     return ImageData(data.images.to(device), data.labels.to(device))
-
-
-def _batches(data: ImageData, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(data.images.split(size), data.labels.split(size), strict=True)
 
 
 def _moments(images: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,28 +1,18 @@
 """What the CIFAR-10 jobs answer: which method is better at equal size, and by how much.
 
-Sizes are shares of the full net; see ``curves`` for how methods are compared.
+Sizes are shares of the full net; see ``curves`` and ``comparison`` for how methods are compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
-from splitgrow.paper import curves, job_claims
-from splitgrow.paper.curves import (
-    Curve,
-    Group,
-    Jobs,
-    Members,
-    accuracy_on,
-    answered,
-    cell,
-    curve_of,
-    name_of,
-    seeds_at,
-)
+from splitgrow.paper import comparison, curves, job_claims
+from splitgrow.paper.comparison import Comparison
+from splitgrow.paper.curves import Curve, Group, Jobs, Members, accuracy_on, curve_of, name_of
 
 GRID = (0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3)  # of the full net
 AXES = {"params": "parameters", "macs": "MACs"}
@@ -31,7 +21,7 @@ JUDGED = {"params": "splitting", "macs": "splitting-macs"}  # what the targets a
 METHODS = (*SPLITTING, "random", "uniform", "uniform-long", "l1", "bn")
 
 
-class Target(curves.Target):
+class Target(comparison.Target):
     """At sizes that are shares of the full net."""
 
     def __str__(self) -> str:
@@ -58,15 +48,8 @@ def claims(jobs: Jobs) -> dict[str, Any]:
     return {
         "grid": list(GRID),
         "groups": {name_of(key): _compared(members) for key, members in groups.items()},
-        "targets": [
-            answer
-            for key, members in groups.items()
-            for target in TARGETS
-            if (answer := _answered(target, key, members)) is not None
-        ],
-        "time": job_claims.times(jobs),
-        "gain": job_claims.gains(jobs),
-        "structures": [job_claims.structure(job) for job in jobs if job["points"]],
+        "targets": COMPARISON.answers(TARGETS, groups),
+        **job_claims.told(jobs),
     }
 
 
@@ -88,37 +71,27 @@ def accuracy_at(job: Mapping[str, Any], axis: str, size: float) -> float | None:
     return accuracy_on(curve(job, axis), size)
 
 
-def _curves(members: Members, axis: str) -> dict[str, dict[int, Curve]]:
-    """By method and seed."""
-    return {
-        method: {seed: curve(job, axis) for seed, job in seeds.items()}
-        for method, seeds in members.items()
-    }
+COMPARISON = Comparison(dict.fromkeys(AXES, GRID), curve)
 
 
 def _compared(members: Members) -> dict[str, Any]:
     """Every method at every size, and how far each kind of splitting is above it."""
-    found: dict[str, dict[str, Any]] = {"accuracy": {}, "difference": {}}
-    for axis in AXES:
-        at = {
-            method: [seeds_at(of_seed, size) for size in GRID]
-            for method, of_seed in _curves(members, axis).items()
+    return {
+        "accuracy": COMPARISON.accuracies(members),
+        "difference": {axis: _differences(COMPARISON.seeds(members, axis)) for axis in AXES},
+    }
+
+
+def _differences(at: Mapping[str, Sequence[Mapping[int, float]]]) -> dict[str, Any]:
+    return {
+        mine: {
+            theirs: list(map(curves.difference, at[mine], at[theirs]))
+            for theirs in at
+            if theirs != mine
         }
-        found["accuracy"][axis] = {method: list(map(cell, row)) for method, row in at.items()}
-        found["difference"][axis] = {
-            mine: {theirs: list(map(curves.difference, at[mine], at[theirs]))
-                   for theirs in at if theirs != mine}
-            for mine in SPLITTING if mine in at
-        }  # fmt: skip
-    return found
-
-
-def _answered(target: Target, group: Group, members: Members) -> dict[str, Any] | None:
-    if target.mine not in members or target.theirs not in members:
-        return None
-    found = _curves(members, target.axis)
-    answer = answered(target, GRID, found[target.mine], found[target.theirs])
-    return {"group": name_of(group), "target": str(target), **answer}
+        for mine in SPLITTING
+        if mine in at
+    }
 
 
 # --- tables ----------------------------------------------------------------------------------
@@ -131,11 +104,7 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
         shown.append(job_claims.targets_table(found["targets"], lambda _, size: _share(size)))
     for name, group in found["groups"].items():
         shown += _size_tables(found["grid"], name, group)
-    shown += [job_claims.time_table(found["time"])] if found["time"] else []
-    shown += [job_claims.gain_table(found["gain"])] if found["gain"] else []
-    names = dict.fromkeys(row["group"] for row in found["structures"])
-    shown += [job_claims.structure_table(name, found["structures"]) for name in names]
-    return shown
+    return shown + job_claims.told_tables(found)
 
 
 def _size_tables(grid: list[float], name: str, group: Mapping[str, Any]) -> list[Table]:

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from splitgrow.errors import InputError
-from splitgrow.paper.jobs import Size, channels
+from splitgrow.paper.jobs import WIDTH, Size, channels
 from splitgrow.zoo.mobilenet import MOBILENET_V1, MobileNetV1
 from splitgrow.zoo.vgg import VGG, VGG19
 
 ARCHS = ("vgg19", "mobilenet")
 ACTIVATIONS = ("relu", "softplus")
-WIDTH = 16  # channels of the seed, as in the paper
 STEM = 32  # of MobileNet at full size, and of its seed, where that has 16 channels elsewhere
 
 

@@ -7,8 +7,7 @@ net. What a job lacks is left out of the comparison, and said to be missing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from math import log
 from statistics import mean, stdev
 from typing import Any
@@ -117,61 +116,3 @@ def difference(mine: Mapping[int, float], theirs: Mapping[int, float]) -> Cell |
     if not mine or not theirs:
         return None
     return {"mean": mean(mine.values()) - mean(theirs.values()), "std": None, "pairs": 0}
-
-
-# --- targets ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Target:
-    """``mine`` is to be above ``theirs`` by ``margin`` at every size of a grid up to ``limit``.
-
-    A margin of 0 means above, or where ``ties`` is set, not below. Sizes below ``start`` are not
-    asked for: there ``theirs`` has no nets on purpose.
-    """
-
-    axis: str
-    mine: str
-    theirs: str
-    margin: float = 0.0
-    limit: float = 0.3
-    ties: bool = False
-    start: float = 0.0
-
-    def is_met(self, difference: float) -> bool:
-        """At one size."""
-        if self.margin > 0 or self.ties:
-            return difference >= self.margin
-        return difference > 0
-
-    def words(self, sizes: str) -> str:
-        """What is to be shown, at sizes in words."""
-        by = f" by {100 * self.margin:g} % points" if self.margin else ""
-        above = "not below" if self.ties else "above"
-        return f"{self.mine} {above} {self.theirs}{by}, {sizes}"
-
-
-def answered(
-    target: Target, grid: Iterable[float], mine: Mapping[int, Curve], theirs: Mapping[int, Curve]
-) -> dict[str, Any]:
-    """Met, missed, or open: nothing failed, but some sizes from the seed on lack a net."""
-    first = max(target.start, min(sizes[0] for sizes, _ in mine.values()))
-    judged, missing = [], []
-    for size in (size for size in grid if first <= size <= target.limit):
-        found = difference(seeds_at(mine, size), seeds_at(theirs, size))
-        if found is None:
-            missing.append(size)
-        else:
-            judged.append({"size": size, **found, "met": target.is_met(found["mean"])})
-    return {
-        "axis": target.axis, "mine": target.mine, "theirs": target.theirs,
-        "margin": target.margin, "verdict": _verdict(judged, missing),
-        "least": min(judged, key=lambda each: each["mean"], default=None), "sizes": judged,
-        "sizes without data": missing,
-    }  # fmt: skip
-
-
-def _verdict(judged: Sequence[Cell], missing: Sequence[float]) -> str:
-    if not all(each["met"] for each in judged):
-        return "missed"
-    return "met" if judged and not missing else "open"

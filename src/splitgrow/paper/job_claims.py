@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from splitgrow.paper.curves import Cell, Jobs, group_of, name_of
+from splitgrow.paper.jobs import FULL
 from splitgrow.paper.stats import pearson, quartiles
 
 # The order in which methods are listed.
@@ -74,6 +75,12 @@ def gains(jobs: Jobs) -> list[dict[str, Any]]:
     return found
 
 
+def told(jobs: Jobs) -> dict[str, list[dict[str, Any]]]:
+    """All of it, as JSON has it; of structures, those of nets that are not as published."""
+    nets = [job for job in jobs if job["points"] and job["job"]["method"] != FULL]
+    return {"time": times(jobs), "gain": gains(jobs), "structures": list(map(structure, nets))}
+
+
 def structure(job: Mapping[str, Any]) -> dict[str, Any]:
     """The last net of a job."""
     j, last = job["job"], job["points"][-1]
@@ -93,6 +100,14 @@ def new_table(title: str, *headers: str, caption: str | None = None) -> Table:
     for i, header in enumerate(headers):
         table.add_column(header, justify="right" if i else "left")
     return table
+
+
+def told_tables(found: Mapping[str, Any]) -> list[Table]:
+    """What ``told`` says, as far as there is any."""
+    shown = [time_table(found["time"])] if found["time"] else []
+    shown += [gain_table(found["gain"])] if found["gain"] else []
+    names = dict.fromkeys(row["group"] for row in found["structures"])
+    return shown + [structure_table(name, found["structures"]) for name in names]
 
 
 def points(cell: Mapping[str, Any] | None) -> str:

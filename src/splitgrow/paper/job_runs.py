@@ -24,7 +24,9 @@ from rich.console import Console
 import splitgrow
 from splitgrow.errors import InputError
 from splitgrow.files import write_file
-from splitgrow.paper.jobs import Bench, Job, Study
+from splitgrow.paper.bench import Bench
+from splitgrow.paper.job_study import Study
+from splitgrow.paper.jobs import Job
 from splitgrow.paper.results import hardware, rounded
 from splitgrow.paper.training import full_precision
 from splitgrow.runs import RunFolder
@@ -57,7 +59,7 @@ class Order:
     folder: Path
     device: str
     read: Callable[[Path], Any]
-    bench: Callable[[Any, Any, torch.device], Bench]
+    bench: Callable[[Any, Any, torch.device], Bench[Any]]
     origin: str | None = None
 
 

@@ -21,7 +21,8 @@ from splitgrow.paper.job_runs import Order, Result
 from splitgrow.paper.jobs import FULL, GROWN, PRUNED, UNIFORM, Point
 from splitgrow.paper.kws_bench import GROWABLE, Setting
 from splitgrow.paper.kws_kept import ORIGIN, kept_bench
-from splitgrow.paper.speech_data import SpeechData, speech_commands
+from splitgrow.paper.speech_data import speech_commands
+from splitgrow.paper.speech_parts import SpeechData
 from splitgrow.zoo.kws import HELLO_EDGE
 
 EXPERIMENT = "kws"

@@ -2,63 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from splitgrow.errors import InputError
+from splitgrow.paper import bench
+from splitgrow.paper.bench import Batch, Change, batches, share_right
 from splitgrow.paper.depthwise_kernels import depthwise_kernels, layout_for
-from splitgrow.paper.jobs import Job, Size, channels
+from splitgrow.paper.jobs import WIDTH, Job, Size, channels
 from splitgrow.paper.speech import decibels, fit_mfcc, mix_features, shift_frames
-from splitgrow.paper.speech_data import SpeechData, SpeechPart, official_shares, row_weights
-from splitgrow.paper.training import Course, Rate, adamw
+from splitgrow.paper.speech_parts import SpeechData, SpeechPart, official_shares, row_weights
+from splitgrow.paper.training import Course, adamw
 from splitgrow.phase import Phase
 from splitgrow.zoo.kws import DS_CNN_WIDTHS, DSCNN, HELLO_EDGE, SHAPE, operations
 
-WIDTH = 16  # channels of the seed, as in the paper
 GROWABLE = "DS-CNN"
 PICKED_BY = 12  # the seed that draws some of the clips: the same ones in every run
 EVALUATED = 1024  # clips at a time
 
 
-@dataclass(frozen=True)
-class Setting:
-    """How nets are trained, grown and pruned: the same for every method.
+@dataclass(frozen=True, kw_only=True)
+class Setting(bench.Setting):
+    """What the keyword study adds to the fields of every study, and its values of some.
 
     Args:
-        epochs: of every phase: after every split, every cut, and for every net from scratch.
         steps: of an epoch. Clips are drawn for it so that silence and unknown words each have
             their ``share`` of it; it should be long enough for every clip.
         full_phases: for how many phases nets of full size are trained: those of the zoo, and the
             one that pruning starts from.
-        warm_up: share of a phase in which the rate rises; then it falls by ``shape``, see
-            :class:`splitgrow.paper.training.Rate`.
+        rate: the highest learning rate.
         shift: frames of 20 ms by which a clip is moved at most, either way.
         chance: of noise in a clip, with up to ``volume`` times its amplitude.
         clips: how many to train with; None: all.
         tested: how many to report on, in the test and in the validation part each; None: all.
-        scored: clips of the training part that splitting indexes and steps are found on.
-        lanczos: steps of Lanczos in scoring; None leaves that to :func:`splitgrow.score`.
-        growth: share of the neurons that is split in a phase. Uniform widths grow by the same.
-        largest: growth ends with the first net of at least this share of the full one's parameters.
-        sparsity: of the batch norms' scales, in training for "bn".
-        keep: share of the channels that a pruning step leaves; it ends with the first net that has
-            no more parameters than the seed.
-        phases: at most so many nets in a job.
-        width: channels of the seed.
     """
 
     epochs: int = 4
     steps: int = 500
     full_phases: int = 3
-    batch: int = 256
     rate: float = 3e-3
-    shape: str = "cosine"
     warm_up: float = 0.2
     weight_decay: float = 0.01
     share: float = 0.08
@@ -67,15 +53,8 @@ class Setting:
     volume: float = 0.1
     clips: int | None = None
     tested: int | None = None
-    scored: int = 4096
     scored_batch: int = 256
-    lanczos: int | None = None
-    growth: float = 0.3
     largest: float = 0.6
-    sparsity: float = 1e-4
-    keep: float = 0.7
-    phases: int | None = None
-    width: int = WIDTH
 
     def paper(self) -> Setting:
         """Nearly that of "Hello Edge" in every phase: Adam, 30,000 steps in batches of 100."""
@@ -110,7 +89,7 @@ def build(arch: str, size: Size, width: int = WIDTH) -> nn.Module:
     return HELLO_EDGE[arch]()
 
 
-class Bench:
+class Bench(bench.Bench[Batch]):
     """The clips of a setting on one device, and what is done with them.
 
     Attributes:
@@ -120,8 +99,10 @@ class Bench:
         scored: batches of the training part, in the shares of training and as they are.
     """
 
+    setting: Setting
+
     def __init__(self, setting: Setting, data: SpeechData, device: torch.device) -> None:
-        self.setting, self.device = setting, device
+        super().__init__(setting, device)
         self.full_phases = setting.full_phases
         self.train_part = _moved(_some(data.train, setting.clips), device)
         self.mfcc = fit_mfcc(self.train_part.codes)
@@ -130,20 +111,16 @@ class Bench:
         self.validation = self._inputs(_some(official_shares(data.val), setting.tested))
         self.test = self._inputs(_some(data.test, setting.tested))
         self.scored = self._scored()
-        self.course = Course(
-            setting.steps * setting.batch, setting.batch, setting.epochs,
-            Rate(setting.rate, setting.shape, setting.warm_up),
-        )  # fmt: skip
 
-    def _inputs(self, part: SpeechPart) -> tuple[Tensor, Tensor]:
+    def _inputs(self, part: SpeechPart) -> Batch:
         moved = _moved(part, self.device)
         return self.mfcc(decibels(moved.codes)), moved.labels
 
-    def _scored(self) -> list[tuple[Tensor, Tensor]]:
+    def _scored(self) -> list[Batch]:
         count, size = self.setting.scored, self.setting.scored_batch
         generator = torch.Generator().manual_seed(PICKED_BY)
         rows = self._drawn(count, 0.5)[torch.randperm(count, generator=generator).to(self.device)]
-        return list(_batches(*self._inputs(self.train_part.rows(rows)), size))
+        return list(batches(*self._inputs(self.train_part.rows(rows)), size))
 
     def _drawn(self, count: int, offset: Tensor | float) -> Tensor:
         """(count,) clips by their weights, each as often as it should be, rounded up or down.
@@ -164,35 +141,19 @@ class Bench:
         """Inputs to trace a net with."""
         return (torch.zeros(2, 1, *SHAPE, device=self.device),)
 
-    def loss_fn(self, model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """The loss that neurons are scored by."""
-        return F.cross_entropy(model(batch[0]), batch[1])
-
     # ---- training -----------------------------------------------------------------------------
 
-    def train(self, net: nn.Module, phase: Phase) -> None:
-        """One phase."""
-        self.train_longer(net, phase, 1)
+    @property
+    def samples(self) -> int:
+        """As many as the steps of an epoch take, however many clips there are."""
+        return self.setting.steps * self.setting.batch
 
-    def train_longer(self, net: nn.Module, phase: Phase, phases: int) -> None:
-        """As many epochs as that many phases have, under one fall of the learning rate."""
-        self._train(net, phase, phases, None)
+    def highest_rate(self, net: nn.Module) -> float:  # noqa: ARG002  (other studies have several)
+        """The same for all nets."""
+        return self.setting.rate
 
-    def train_sparsely(
-        self, net: nn.Module, phase: Phase, sparse: Callable[[nn.Module], None], phases: int = 1
-    ) -> None:
-        """The same, and ``sparse`` changes the gradients before each step."""
-        self._train(net, phase, phases, sparse)
-
-    def _train(
-        self,
-        net: nn.Module,
-        phase: Phase,
-        phases: int,
-        change: Callable[[nn.Module], None] | None,
-    ) -> None:
+    def _train(self, net: nn.Module, phase: Phase, course: Course, change: Change | None) -> None:
         # In float32 and without an aligned twin, unlike CIFAR-10: these nets are small.
-        course = replace(self.course, epochs=phases * self.course.epochs)
         offset = torch.rand((), dtype=torch.float64, device=self.device)
         rows, labels = self._drawn(course.samples, offset), self.train_part.labels
         layout = layout_for(net, self.device)
@@ -222,20 +183,16 @@ class Bench:
 
     def metrics(self, net: nn.Module) -> dict[str, float]:
         """Accuracies of a net in eval mode, in the test and validation parts, and operations."""
-        return {
-            "accuracy": accuracy(net, *self.test),
-            "validation": accuracy(net, *self.validation),
-            "operations": operations(net, *self.example()),
-        }
+        return {**super().metrics(net), "operations": operations(net, *self.example())}
+
+    def accuracy(self, net: nn.Module, part: Batch) -> float:
+        """The share of the clips that a net in eval mode gets right."""
+        return accuracy(net, *part)
 
 
-@torch.no_grad()
 def accuracy(net: nn.Module, inputs: Tensor, labels: Tensor) -> float:
     """The share of the clips that a net in eval mode gets right."""
-    right = torch.zeros((), dtype=torch.long, device=labels.device)
-    for some, wanted in _batches(inputs, labels, EVALUATED):
-        right += (net(some).argmax(1) == wanted).sum()
-    return int(right) / len(labels)
+    return share_right(net, batches(inputs, labels, EVALUATED))
 
 
 def _some(part: SpeechPart, count: int | None) -> SpeechPart:
@@ -252,7 +209,3 @@ def _some(part: SpeechPart, count: int | None) -> SpeechPart:
 
 def _moved(part: SpeechPart, device: torch.device) -> SpeechPart:
     return SpeechPart(part.codes.to(device), part.labels.to(device))
-
-
-def _batches(inputs: Tensor, labels: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(inputs.split(size), labels.split(size), strict=True)

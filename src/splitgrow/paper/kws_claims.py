@@ -14,20 +14,10 @@ from typing import Any
 
 from rich.table import Table
 
-from splitgrow.paper import curves, job_claims
-from splitgrow.paper.curves import (
-    Curve,
-    Group,
-    Jobs,
-    Members,
-    answered,
-    cell,
-    curve_of,
-    name_of,
-    seeds_at,
-    std,
-)
-from splitgrow.paper.jobs import FULL, Point
+from splitgrow.paper import comparison, curves, job_claims
+from splitgrow.paper.comparison import Comparison
+from splitgrow.paper.curves import Group, Jobs, Members, curve_of, name_of, std
+from splitgrow.paper.jobs import Point
 from splitgrow.paper.kws import EXPERIMENT, best
 from splitgrow.paper.kws_bench import GROWABLE
 
@@ -41,6 +31,7 @@ GRID = {
 # Nets that are trained for as long as growth begin with the third of the uniform widths.
 LONG_FROM = {"params": 7e3, "operations": 1.25e6}
 METHODS = job_claims.METHODS
+COMPARISON = Comparison(GRID, curve_of)
 # Each kind of splitting, and the axes on which it is judged.
 KINDS = {
     "splitting": ("params", "operations"),
@@ -73,7 +64,7 @@ class Limit:
 LIMITS = (Limit("paper", 282_600, 39_200_000), Limit("small", 100_000))
 
 
-class Target(curves.Target):
+class Target(comparison.Target):
     """At sizes as they are."""
 
     def __str__(self) -> str:
@@ -111,20 +102,9 @@ def claims(jobs: Jobs) -> dict[str, Any]:
             for method, seeds in members.items()
             if (row := reached(limit, key, method, seeds)) is not None
         ],
-        "groups": {name_of(key): _compared(members) for key, members in groups.items()},
-        "targets": [
-            answer
-            for key, members in groups.items()
-            for target in TARGETS
-            if (answer := _answered(target, key, members)) is not None
-        ],
-        "time": job_claims.times(jobs),
-        "gain": job_claims.gains(jobs),
-        "structures": [
-            job_claims.structure(job)
-            for job in jobs
-            if job["points"] and job["job"]["method"] != FULL
-        ],
+        "groups": {name_of(key): COMPARISON.accuracies(members) for key, members in groups.items()},
+        "targets": COMPARISON.answers(TARGETS, groups),
+        **job_claims.told(jobs),
     }
 
 
@@ -172,36 +152,6 @@ def _verdict(accuracies: Sequence[float]) -> str:
     return "met" if mean(accuracies) >= ACCURACY else "missed"
 
 
-# --- at equal size ---------------------------------------------------------------------------
-
-
-def curves_of(members: Members, axis: str) -> dict[str, dict[int, Curve]]:
-    """By method and seed."""
-    return {
-        method: {seed: curve_of(job, axis) for seed, job in seeds.items()}
-        for method, seeds in members.items()
-    }
-
-
-def _compared(members: Members) -> dict[str, Any]:
-    """Every method at every size."""
-    return {
-        axis: {
-            method: [cell(seeds_at(of_seed, size)) for size in sizes]
-            for method, of_seed in curves_of(members, axis).items()
-        }
-        for axis, sizes in GRID.items()
-    }
-
-
-def _answered(target: Target, group: Group, members: Members) -> dict[str, Any] | None:
-    if target.mine not in members or target.theirs not in members:
-        return None
-    found = curves_of(members, target.axis)
-    answer = answered(target, GRID[target.axis], found[target.mine], found[target.theirs])
-    return {"group": name_of(group), "target": str(target), **answer}
-
-
 # --- tables ----------------------------------------------------------------------------------
 
 
@@ -215,11 +165,7 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
             title = f"{name}: test accuracy (%) against {words}"
             sizes = [size_words(axis, size) for size in found["grid"][axis]]
             shown.append(job_claims.accuracy_table(title, words, sizes, group[axis]))
-    shown += [job_claims.time_table(found["time"])] if found["time"] else []
-    shown += [job_claims.gain_table(found["gain"])] if found["gain"] else []
-    names = dict.fromkeys(row["group"] for row in found["structures"])
-    shown += [job_claims.structure_table(name, found["structures"]) for name in names]
-    return shown
+    return shown + job_claims.told_tables(found)
 
 
 def _reached_table(rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -11,7 +11,7 @@ from splitgrow.paper.curve_figures import LOOKS, legend, line
 from splitgrow.paper.curves import Jobs, Members
 from splitgrow.paper.figures import PAGE, both, sheet
 from splitgrow.paper.jobs import FULL
-from splitgrow.paper.kws_claims import ACCURACY, AXES, LIMITS, METHODS, curves_of, groups_of
+from splitgrow.paper.kws_claims import ACCURACY, AXES, COMPARISON, LIMITS, METHODS, groups_of
 from splitgrow.paper.kws_table import PUBLISHED, full_net
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _within(members: Members, most: float) -> Members:
 
 def _accuracy(ax: Axes, members: Members, axis: str) -> None:
     unit = UNITS[axis][0]
-    for method, curves in curves_of(members, axis).items():
+    for method, curves in COMPARISON.curves(members, axis).items():
         scaled = [([size / unit for size in sizes], found) for sizes, found in curves.values()]
         line(ax, scaled, LOOKS[method])
 

@@ -24,7 +24,7 @@ from splitgrow.fit import Trainer
 from splitgrow.listen.keywords import Keywords
 from splitgrow.paper.job_runs import runs_of
 from splitgrow.paper.kws_bench import GROWABLE, Bench, Setting, accuracy, build
-from splitgrow.paper.speech_data import CLASSES, SpeechData
+from splitgrow.paper.speech_parts import CLASSES, SpeechData
 
 ORIGIN = "splitgrow.paper.kws_kept:experiment"  # of every grown net of the study
 FILE = "clips.safetensors"

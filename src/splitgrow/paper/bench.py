@@ -1,0 +1,154 @@
+"""What every study of jobs brings along: how its nets are trained, and its data on a device.
+
+A study derives both: its setting gives what is left open here and adds what its data need, its
+bench says what it trains and judges with.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from splitgrow.paper.jobs import WIDTH, Job, Size
+from splitgrow.paper.training import Course, Rate
+from splitgrow.phase import Phase
+
+Batch = tuple[Tensor, Tensor]  # inputs and labels
+Change = Callable[[nn.Module], None]  # of a net's gradients, before a step
+Part = TypeVar("Part")  # of the data, as a study keeps it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How nets are trained, grown and pruned: the same for every method of a study.
+
+    It is kept with the results: those of a setting with any other value are computed anew. What
+    has no default here differs between studies.
+
+    Args:
+        epochs: of every phase: after every split, every cut, and for every net from scratch.
+        shape: how the learning rate falls in a phase; see :class:`splitgrow.paper.training.Rate`.
+        warm_up: share of a phase in which the rate rises.
+        scored: samples of the training part that splitting indexes and steps are found on.
+        lanczos: steps of Lanczos in scoring; None leaves that to :func:`splitgrow.score`.
+        growth: share of the neurons that is split in a phase. Uniform widths grow by the same.
+        largest: growth ends with the first net of at least this share of the full one's parameters.
+        sparsity: of the batch norms' scales, in training for "bn".
+        keep: share of the channels that a pruning step leaves; it ends with the first net that has
+            no more parameters than the seed.
+        phases: at most so many nets in a job.
+        width: channels of the seed.
+    """
+
+    epochs: int
+    batch: int = 256
+    shape: str = "cosine"
+    warm_up: float
+    weight_decay: float
+    scored: int = 4096
+    scored_batch: int
+    lanczos: int | None = None
+    growth: float = 0.3
+    largest: float
+    sparsity: float = 1e-4
+    keep: float = 0.7
+    phases: int | None = None
+    width: int = WIDTH
+
+
+class Bench(ABC, Generic[Part]):
+    """The data of a study on one device, its nets, and what is done with both.
+
+    Attributes:
+        validation, test: what nets are judged by.
+        scored: batches of what they are trained on, for their neurons' scores.
+        full_phases: for how many phases the full net is trained.
+    """
+
+    validation: Part
+    test: Part
+    scored: Sequence[Batch]
+    full_phases: int = 1
+
+    def __init__(self, setting: Setting, device: torch.device) -> None:
+        self.setting, self.device = setting, device
+
+    # ---- nets ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def build(self, job: Job, size: Size) -> nn.Module:
+        """An untrained net of a job."""
+
+    @abstractmethod
+    def example(self) -> tuple[Tensor]:
+        """Inputs to trace a net with."""
+
+    def loss_fn(self, model: Any, batch: Batch) -> Tensor:
+        """The loss that neurons are scored by."""
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    # ---- training -----------------------------------------------------------------------------
+
+    def train(self, net: nn.Module, phase: Phase) -> None:
+        """One phase."""
+        self.train_longer(net, phase, 1)
+
+    def train_longer(self, net: nn.Module, phase: Phase, phases: int) -> None:
+        """As many epochs as that many phases have, under one fall of the learning rate."""
+        self._train(net, phase, self.course(net, phases), None)
+
+    def train_sparsely(self, net: nn.Module, phase: Phase, sparse: Change, phases: int = 1) -> None:
+        """The same, and ``sparse`` changes the gradients before each step."""
+        self._train(net, phase, self.course(net, phases), sparse)
+
+    def course(self, net: nn.Module, phases: int = 1) -> Course:
+        """How long and how fast a net is trained."""
+        setting = self.setting
+        rate = Rate(self.highest_rate(net), setting.shape, setting.warm_up)
+        return Course(self.samples, setting.batch, phases * setting.epochs, rate)
+
+    @property
+    @abstractmethod
+    def samples(self) -> int:
+        """Of an epoch."""
+
+    @abstractmethod
+    def highest_rate(self, net: nn.Module) -> float:
+        """The highest learning rate of a net."""
+
+    @abstractmethod
+    def _train(self, net: nn.Module, phase: Phase, course: Course, change: Change | None) -> None:
+        """Train in place; ``change`` is made to the gradients before each step."""
+
+    # ---- evaluation ---------------------------------------------------------------------------
+
+    def metrics(self, net: nn.Module) -> dict[str, float]:
+        """``accuracy`` (test) and ``validation`` of a net in eval mode, and what a study counts."""
+        return {
+            "accuracy": self.accuracy(net, self.test),
+            "validation": self.accuracy(net, self.validation),
+        }
+
+    @abstractmethod
+    def accuracy(self, net: nn.Module, part: Part) -> float:
+        """The share of a part that a net in eval mode gets right."""
+
+
+def batches(inputs: Tensor, labels: Tensor, size: int) -> Iterator[Batch]:
+    """Of that size, but for the last."""
+    return zip(inputs.split(size), labels.split(size), strict=True)
+
+
+@torch.no_grad()
+def share_right(outputs: Callable[[Tensor], Tensor], data: Iterable[Batch]) -> float:
+    """The share of all samples whose largest output is that of their label."""
+    # Counted on the device: a number for each batch would wait for it each time.
+    found = [((outputs(inputs).argmax(1) == labels).sum(), len(labels)) for inputs, labels in data]
+    right, counts = zip(*found, strict=True)
+    return int(torch.stack(right).sum()) / sum(counts)

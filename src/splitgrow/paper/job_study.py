@@ -1,0 +1,223 @@
+"""One job on its bench: the nets that it gives, with a folder that it can go on from."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from splitgrow.checkpoint import load, read_metadata, save
+from splitgrow.cost import Cost, CostModel
+from splitgrow.files import clean, write_file
+from splitgrow.grow import _reset, _seed_of, grow
+from splitgrow.history import PhaseRecord, Split, lasting_names
+from splitgrow.paper.bench import Bench
+from splitgrow.paper.jobs import FULL, GROWN, UNIFORM, Job, Point, Size
+from splitgrow.paper.pruning import How, add_sparsity_gradient, prune
+from splitgrow.phase import Phase
+from splitgrow.policy import Budget, Policy
+from splitgrow.state import eval_mode, seeded
+from splitgrow.units import find_units
+
+LONG_EVERY = 3  # of the uniform widths, one in so many is also trained for as long as growth
+COUNTS = ("operations",)  # metrics of a net that are whole numbers, where a bench has them
+NET, POINTS = "net.safetensors", "points.json"
+
+
+def measured(net: nn.Module, example: tuple[Tensor]) -> tuple[Cost, dict[str, int]]:
+    """A net's cost, and the channels of each of its units by a name that stays as it grows."""
+    units = find_units(net, example)
+    names = lasting_names(units)
+    return CostModel(units).total(), {names[unit.name]: unit.width for unit in units}
+
+
+def count_parameters(net: nn.Module) -> int:
+    """How many it has: all are used, so it is what ``measured`` counts, without the tracing."""
+    return sum(p.numel() for p in net.parameters())
+
+
+class Study:
+    """One job on its bench, with a folder to go on from.
+
+    Attributes:
+        full: the cost of the full net.
+    """
+
+    def __init__(self, job: Job, bench: Bench[Any], folder: Path) -> None:
+        self.job, self.bench, self.folder = job, bench, folder
+        self.setting = bench.setting
+        self.full = measured(self.net("full"), bench.example())[0]
+
+    def points(self) -> list[Point]:
+        """Every net, in the order in which they come about."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        clean(self.folder)
+        if self.job.method in GROWN:
+            return self._grown()
+        if self.job.method == FULL:
+            return self._full()
+        return self._uniform() if self.job.method in UNIFORM else self._pruned()
+
+    def net(self, size: Size, stage: str = "start", number: int = 0) -> nn.Module:
+        """A net with the random weights of a stage of this job's seed."""
+        with seeded(_seed_of(self.job.seed, number, stage)):
+            net = self.bench.build(self.job, size)
+        return net.to(self.bench.device)
+
+    def _is_last(self, points: Sequence[Point]) -> bool:
+        """As many nets as there may be?"""
+        return self.setting.phases is not None and len(points) >= self.setting.phases
+
+    # ---- growth -------------------------------------------------------------------------------
+
+    def _grown(self) -> list[Point]:
+        job, setting, bench = self.job, self.setting, self.bench
+        method, rank, per = GROWN[job.method]
+        result = grow(
+            self.net("seed"), train=bench.train, loss_fn=bench.loss_fn, batches=bench.scored,
+            example_inputs=bench.example(), evaluate=self._judged, method=method,
+            policy=Policy(
+                fraction=setting.growth, rank=rank, per=per, lanczos=setting.lanczos,
+                after=job.after,
+            ),
+            # The size as a metric, not as a budget: that would trim the last split, and then go
+            # on with the few neurons that still fit, in a phase each time.
+            until=Budget(phases=setting.phases, metric=("share", setting.largest)),
+            run_dir=self.folder, resume=True, seed=job.seed,
+        )  # fmt: skip
+        epochs, points = 0, []
+        for record in result.history.phases:
+            epochs += record.iterations  # one is logged for each epoch
+            points.append(_point_of(record, epochs))
+        return points
+
+    def _judged(self, net: nn.Module) -> dict[str, float]:
+        share = count_parameters(net) / self.full.params
+        return {**self.bench.metrics(net), "share": share}
+
+    # ---- the full net -------------------------------------------------------------------------
+
+    def _full(self) -> list[Point]:
+        train = partial(self.bench.train_longer, phases=self.bench.full_phases)
+        return [self._trained(self.net("full"), train, 0, before=0)]
+
+    # ---- uniform widths -----------------------------------------------------------------------
+
+    def _uniform(self) -> list[Point]:
+        """Widths that grow by the same share as the number of neurons does in growth."""
+        file = self.folder / POINTS
+        points: list[Point] = json.loads(file.read_text()) if file.exists() else []
+        enough = self.setting.largest * self.full.params
+        every = LONG_EVERY if self.job.method == "uniform-long" else 1
+        while not (points and points[-1]["params"] >= enough):
+            k = every * (len(points) + 1) - 1
+            if self.setting.phases is not None and k >= self.setting.phases:
+                break
+            net = self.net((1 + self.setting.growth) ** k, "start", k)
+            phases = 1 if every == 1 else k + 1
+            train = partial(self.bench.train_longer, phases=phases)
+            points.append(self._trained(net, train, k, before=0))
+            write_file(file, json.dumps(points).encode())
+        return points
+
+    # ---- pruning ------------------------------------------------------------------------------
+
+    def _pruned(self) -> list[Point]:
+        """The full net, and what is left of it after every cut."""
+        net, points = self._kept()
+        if not points:
+            self._train_and_keep(net, points)
+        least = count_parameters(self.net("seed"))
+        while points[-1]["params"] > least and not self._is_last(points):
+            start = time.perf_counter()
+            net = self._cut(net, len(points))
+            points[-1]["seconds"]["split"] = time.perf_counter() - start
+            if count_parameters(net) == points[-1]["params"]:
+                break  # no layer can lose any more
+            self._train_and_keep(net, points)
+        return points
+
+    def _train_and_keep(self, net: nn.Module, points: list[Point]) -> None:
+        before = points[-1]["epochs"] if points else 0
+        train = partial(self._pruning_train, phases=1 if points else self.bench.full_phases)
+        points.append(self._trained(net, train, len(points), before))
+        save(net, self.folder / NET, metadata={"points": json.dumps(points)})
+
+    def _kept(self) -> tuple[nn.Module, list[Point]]:
+        """The last net that was trained, and all points up to it; at first the full net."""
+        file = self.folder / NET
+        if not file.exists():
+            return self.net("full"), []
+        return load(self.net("seed"), file), json.loads(read_metadata(file)["points"])
+
+    def _cut(self, net: nn.Module, number: int) -> nn.Module:
+        how = cast("How", self.job.method)
+        small = prune(net, self.bench.example(), how, self.setting.keep)
+        if self.job.after == "retrain":
+            with seeded(_seed_of(self.job.seed, number, "retrain")), torch.no_grad():
+                _reset(small)
+        return small
+
+    def _pruning_train(self, net: nn.Module, phase: Phase, phases: int) -> None:
+        if self.job.method == "bn":
+            sparse = partial(add_sparsity_gradient, sparsity=self.setting.sparsity)
+            self.bench.train_sparsely(net, phase, sparse, phases)
+        else:
+            self.bench.train_longer(net, phase, phases)
+
+    # ---- one net ------------------------------------------------------------------------------
+
+    def _trained(
+        self, net: nn.Module, train: Callable[[nn.Module, Phase], None], number: int, before: int
+    ) -> Point:
+        """Train a net in place, and say what came of it."""
+        phase = Phase(number, seed=_seed_of(self.job.seed, number, "train"))
+        start = time.perf_counter()
+        with seeded(phase.seed):
+            train(net, phase)
+        seconds = time.perf_counter() - start
+        cost, widths = measured(net, self.bench.example())
+        with eval_mode(net):
+            found = self.bench.metrics(net)
+        loss = phase.curve[-1][1]
+        return _point(cost, widths, found, loss, before + phase.iterations, {"train": seconds})
+
+
+def _point(
+    cost: Cost,
+    widths: dict[str, int],
+    found: Mapping[str, float],
+    loss: float,
+    epochs: int,
+    seconds: dict[str, float],
+    split: Split | None = None,
+) -> Point:
+    """One net in numbers. Scoring, split or cut are those that follow it."""
+    return {
+        "params": cost.params,
+        "macs": cost.macs,
+        **{name: int(found[name]) for name in COUNTS if name in found},
+        "accuracy": found["accuracy"],
+        "validation": found["validation"],
+        "loss": loss,
+        "epochs": epochs,
+        "widths": widths,
+        "seconds": {name: seconds.get(name, 0.0) for name in ("train", "score", "split")},
+        "split": None if split is None else {
+            "predicted": split.predicted, "measured": split.measured, "step": split.step,
+            "neurons": len(split.neurons),
+        },
+    }  # fmt: skip
+
+
+def _point_of(record: PhaseRecord, epochs: int) -> Point:
+    return _point(
+        Cost(record.params, record.macs), record.widths, record.metrics, record.curve[-1][1],
+        epochs, record.seconds, record.split,
+    )  # fmt: skip
