@@ -47,8 +47,9 @@ from splitgrow.rules import RULES, Op, Rule, Trait, rule
 from splitgrow.score import score
 from splitgrow.scores import Scores, UnitScores
 from splitgrow.select import select
+from splitgrow.settle import Settle
 from splitgrow.sharded import gather, scatter
-from splitgrow.split import Offspring, Receipt, split
+from splitgrow.split import Offspring, Receipt, Relative, split
 from splitgrow.units import Skipped, Slot, Unit, Units, find_units
 from splitgrow.watch import TensorBoard, Watcher
 
@@ -85,9 +86,11 @@ __all__ = [
     "Policy",
     "RankError",
     "Receipt",
+    "Relative",
     "Result",
     "Rule",
     "Scores",
+    "Settle",
     "Shard",
     "Skipped",
     "Slot",

@@ -86,9 +86,27 @@ class _Every(Iterable[Any]):
         return islice(self.batches, team.rank, None, team.size)
 
 
+@dataclass(frozen=True)
+class _First(Iterable[Any]):
+    """The first so many of some batches."""
+
+    batches: Iterable[Any]
+    count: int
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self.batches, self.count)
+
+
+def first_of(batches: Iterable[Any], count: int) -> Iterable[Any]:
+    """The first so many of this rank's batches; of a shard, a shard."""
+    if isinstance(batches, Shard):
+        return Shard(_First(batches.batches, count), group=batches.group)
+    return _First(batches, count)
+
+
 def source_of(batches: Iterable[Any]) -> Iterable[Any]:
-    """What the user gave: the list or loader inside of a shard."""
-    while isinstance(batches, Shard | _Every):
+    """What the user gave: the list or loader inside of a shard or a part."""
+    while isinstance(batches, Shard | _Every | _First):
         batches = batches.batches
     return batches
 

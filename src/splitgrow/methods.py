@@ -22,7 +22,7 @@ from splitgrow.policy import Policy
 from splitgrow.score import score
 from splitgrow.scores import Scores
 from splitgrow.select import Candidate, Limits, _check_scores, candidates, choose
-from splitgrow.split import Receipt, rehearse, split
+from splitgrow.split import Receipt, Relative, rehearse, split
 from splitgrow.tap import LossFn
 from splitgrow.units import Units, named_tensors
 
@@ -164,7 +164,7 @@ class Splitting(Method):
         if not len(plan):
             raise SplitRefused("no neuron of the plan lowers the loss. Nothing was changed.")
         receipt = _split_at(site, plan, site.policy.step)
-        return _from_receipt(receipt, relative=site.policy.step is None, known=True)
+        return _from_receipt(receipt, relative=_is_relative(site.policy.step), known=True)
 
 
 def _helpful(site: Site, plan: SplitPlan) -> list[Entry]:
@@ -211,9 +211,11 @@ class RandomSplit(Method):
 
 
 def _scores(site: Site) -> Scores:
+    neurons = sum(unit.width for unit in site.units)
     found = score(
-        site.model, site.loss_fn, site.batches, units=site.units, steps=site.policy.lanczos
-    )
+        site.model, site.loss_fn, site.batches, units=site.units, steps=site.policy.lanczos,
+        settle=site.policy.settled(neurons),
+    )  # fmt: skip
     _check_scores(found)
     return found
 
@@ -239,7 +241,7 @@ def shuffled(entries: list[Entry], generator: torch.Generator) -> dict[str, list
     return ranked
 
 
-def _split_at(site: Site, plan: SplitPlan, step: float | None) -> Receipt:
+def _split_at(site: Site, plan: SplitPlan, step: float | Relative | None) -> Receipt:
     return split(
         site.model, plan, step=step, optimizer=site.optimizer, loss_fn=site.loss_fn,
         batches=site.batches,
@@ -254,7 +256,11 @@ def _split_anyway(site: Site, plan: SplitPlan, *, known: bool) -> Growth:
     except SplitRefused:
         step = SMALL_STEP * (sum(entry.scale for entry in plan) / len(plan) or 1.0)
         receipt = _split_at(site, plan, step)
-    return _from_receipt(receipt, relative=step is None, known=known)
+    return _from_receipt(receipt, relative=_is_relative(step), known=known)
+
+
+def _is_relative(step: float | Relative | None) -> bool:
+    return step is None or isinstance(step, Relative)
 
 
 def _from_receipt(receipt: Receipt, *, relative: bool, known: bool) -> Growth:

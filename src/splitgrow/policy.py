@@ -10,7 +10,10 @@ from typing import Any, Literal, get_args
 
 from splitgrow.cost import Cost
 from splitgrow.errors import InputError
-from splitgrow.select import Caps, Limits, Per, Rank, check_selection
+from splitgrow.scores import Rank
+from splitgrow.select import Caps, Limits, Per, check_selection
+from splitgrow.settle import Settle
+from splitgrow.split import Relative, check_step
 
 After = Literal["finetune", "retrain"]
 Goal = tuple[str, float]  # a metric's name, and the value that is enough
@@ -29,8 +32,11 @@ class Policy:
         min_per_unit: take at least this many of each unit, where so many are negative.
         max_per_unit: take at most this many of each unit in a phase.
         round_to: let the width of every unit that grows end at a multiple of this.
-        step: the paper's epsilon, the same for every neuron. By default it is searched.
+        step: the paper's epsilon, the same for every neuron; or ``Relative(0.3)``, a part of each
+            neuron's length. By default it is searched.
         lanczos: Lanczos steps of a scoring; see :func:`splitgrow.score`.
+        settle: score no more of the batches than it takes to choose this share of the neurons as
+            all batches would; see :class:`splitgrow.Settle`. By default all are scored.
         after: ``"finetune"`` trains the grown net on; ``"retrain"`` gives it fresh weights first.
     """
 
@@ -42,8 +48,9 @@ class Policy:
     min_per_unit: int = 0
     max_per_unit: int | None = None
     round_to: int = 1
-    step: float | None = None
+    step: float | Relative | None = None
     lanczos: int | None = None
+    settle: float | None = None
     after: After = "finetune"
 
     def __post_init__(self) -> None:
@@ -52,8 +59,8 @@ class Policy:
         check_selection(self.rank, self.per, self.fraction, self.count, self.threshold, self.caps)
         if self.after not in get_args(After):
             raise InputError(f"after: expected one of {get_args(After)}, got {self.after!r}.")
-        if self.step is not None and not (_is_number(self.step) and 0 < self.step < float("inf")):
-            raise InputError(f"step: expected a positive number, got {self.step!r}.")
+        check_step(self.step)
+        self.settled(1)
         if self.lanczos is not None and not _is_whole(self.lanczos):
             raise InputError(
                 f"lanczos: expected a whole number of at least 1, got {self.lanczos!r}."
@@ -63,6 +70,12 @@ class Policy:
     def caps(self) -> Caps:
         """How gains are compared, and what each unit may take."""
         return Caps(self.per, self.min_per_unit, self.max_per_unit, self.round_to)
+
+    def settled(self, neurons: int) -> Settle | None:
+        """When scoring may stop, of a model with so many neurons."""
+        if self.settle is None:
+            return None
+        return Settle(self.settle, count=self.how_many(neurons), rank=self.rank)
 
     def how_many(self, neurons: int) -> int:
         """How many of the model's neurons to split in one phase."""

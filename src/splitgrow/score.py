@@ -17,6 +17,7 @@ from splitgrow.errors import InputError
 from splitgrow.keep import keep
 from splitgrow.products import Products, Setup
 from splitgrow.scores import Scores, UnitScores
+from splitgrow.settle import Settle, settled
 from splitgrow.solve import solve
 from splitgrow.state import Undo
 from splitgrow.tap import LossFn, Source
@@ -33,6 +34,7 @@ def score(
     steps: int | None = None,
     stand_in: Softplus | None = Softplus(),  # noqa: B008  (frozen)
     memory: int | None = None,
+    settle: Settle | None = None,
 ) -> Scores:
     """Compute lambda_min and v_min of every neuron.
 
@@ -54,19 +56,25 @@ def score(
             as one batch needs, or 256 MiB. With less, the batches are run again more often; where
             that would cost more, all units are solved together with a pass over the batches for
             each Lanczos step, and nothing is kept at all.
+        settle: score no more of the batches than the choice of neurons needs; ``Scores.samples``
+            says how many that were.
     """
     team = team_of(batches)
     with team.guard("score"):
-        _check(model, loss_fn, units, steps)
+        _check(model, loss_fn, units, steps, settle)
         model = bare(model)
         check_batches(batches)
         if units is None:
             call = first_call(model, loss_fn, batches)
             units = find_units(model, call.args or call.bound_to(model).kwargs)
         units.check(model)
-        with torch.inference_mode(False), _one_model(model, units, (steps, stand_in), team):
+        with torch.inference_mode(False), _one_model(model, units, (steps, stand_in, settle), team):
             setup = Setup(units.analysis, _constants(model, units), stand_in, team)
-            return _score_all(Source(model, units, loss_fn, batches), setup, steps, memory)
+
+            def score_on(some: Iterable[Any]) -> Scores:
+                return _score_all(Source(model, units, loss_fn, some), setup, steps, memory)
+
+            return score_on(batches) if settle is None else settled(score_on, batches, settle)
 
 
 def _constants(model: nn.Module, units: Units) -> dict[fx.Node, Tensor]:
@@ -75,7 +83,7 @@ def _constants(model: nn.Module, units: Units) -> dict[fx.Node, Tensor]:
     return {node: tensors[name].detach() for node, name in units.graph.tensors.items()}
 
 
-def _check(model: Any, loss_fn: Any, units: Any, steps: int | None) -> None:
+def _check(model: Any, loss_fn: Any, units: Any, steps: int | None, settle: Any) -> None:
     if not isinstance(model, nn.Module):
         raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
     check_loss_fn(loss_fn)
@@ -83,6 +91,10 @@ def _check(model: Any, loss_fn: Any, units: Any, steps: int | None) -> None:
         raise InputError(f"units: expected what find_units() returned, got {type(units).__name__}.")
     if steps is not None and steps < 1:
         raise InputError(f"steps: expected at least 1, got {steps}.")
+    if settle is not None and not isinstance(settle, Settle):
+        raise InputError(
+            f"settle: expected splitgrow.Settle(0.9, fraction=0.3) or the like, got {settle!r}."
+        )
 
 
 @contextmanager

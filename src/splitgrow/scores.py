@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
+import torch
 from torch import Tensor
 
 from splitgrow.units import Unit, Units
+
+Rank = Literal["lambda", "gain"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,18 @@ class UnitScores:
     scales: Tensor
     method: str
     errors: Tensor
+
+    def gains(self, rank: Rank) -> Tensor:
+        """(width,) what neurons are ranked by, in float64: -lambda, or -lambda ||theta||^2."""
+        return -self.values.double() * self._factors(rank)
+
+    def gain_errors(self, rank: Rank) -> Tensor:
+        """(width,) their standard errors."""
+        return self.errors.double() * self._factors(rank)
+
+    def _factors(self, rank: Rank) -> Tensor:
+        scales = self.scales.double()
+        return torch.ones_like(scales) if rank == "lambda" else scales**2
 
 
 class Scores(Mapping[str, UnitScores]):
@@ -61,6 +77,29 @@ class Scores(Mapping[str, UnitScores]):
 
     def __len__(self) -> int:
         return len(self._scores)
+
+    def overlap(self, count: int, rank: Rank = "lambda", *, shrink: float = 1.0) -> float:
+        """Of the ``count`` neurons with the largest gains, the share that is rightly among them.
+
+        It is what to expect, by the standard errors: of each such neuron, how likely its true gain
+        lies above the cut between the last one chosen and the next. nan where there are none.
+
+        Args:
+            count: how many neurons are chosen.
+            rank: as in :func:`splitgrow.select`.
+            shrink: a factor for the standard errors, as they would be with other samples.
+        """
+        gains = torch.cat([found.gains(rank).cpu() for found in self.values()])
+        errors = torch.cat([found.gain_errors(rank).cpu() for found in self.values()])
+        order = gains.argsort(descending=True, stable=True)
+        chosen = order[:count][gains[order[:count]] > 0]
+        if not len(chosen):
+            return 1.0  # nothing is chosen, by whatever errors
+        following = order[len(chosen) : len(chosen) + 1]
+        last, following_gain = gains[chosen[-1]], gains[following].clamp_min(0).sum()
+        margin = gains[chosen] - (last + following_gain) / 2
+        sure = torch.special.ndtr(margin / (shrink * errors[chosen]).clamp_min(1e-300))
+        return float(sure.mean())
 
     def __str__(self) -> str:
         from splitgrow.show import scores_table

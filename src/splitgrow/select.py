@@ -12,10 +12,9 @@ from splitgrow.cost import Cost, CostModel
 from splitgrow.errors import InputError
 from splitgrow.layout import Axis
 from splitgrow.plan import Entry, SplitPlan
-from splitgrow.scores import Scores, UnitScores
+from splitgrow.scores import Rank, Scores, UnitScores
 from splitgrow.units import Unit, Units
 
-Rank = Literal["lambda", "gain"]
 Per = Literal["neuron", "params", "macs"]
 
 
@@ -187,11 +186,12 @@ def candidates(scores: Scores, threshold: float, rank: Rank) -> dict[str, list[C
 
 def _candidates(name: str, found: UnitScores, threshold: float, rank: Rank) -> list[Candidate]:
     """The neurons of a unit that may be split, the best first."""
-    values, scales = found.values.tolist(), found.scales.tolist()
+    rows = zip(
+        found.values.tolist(), found.scales.tolist(), found.gains(rank).tolist(), strict=True
+    )
     listed = []
-    for k, (value, scale) in enumerate(zip(values, scales, strict=True)):
+    for k, (value, scale, gain) in enumerate(rows):
         if value < 0 and value <= threshold:
-            gain = -value if rank == "lambda" else -value * scale**2
             entry = Entry(name, k, value, found.vectors[k].detach().cpu(), scale)
             listed.append(Candidate(gain, entry))
     return sorted(listed, key=lambda c: (-c.gain, c.entry.neuron))

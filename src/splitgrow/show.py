@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -81,10 +82,13 @@ def scores_table(scores: Scores, most: int = 10) -> str:
         if value < 0
     )
     top = Table(title="most promising neurons", title_justify="left")
-    for header in ("unit", "neuron", "lambda", "residual"):
+    for header in ("unit", "neuron", "lambda", "standard error", "residual"):
         top.add_column(header, justify="left" if header == "unit" else "right")
     for value, name, k in ranked[:most]:
-        top.add_row(name, str(k), f"{value:.3e}", f"{scores[name].residuals[k].item():.1e}")
+        error, residual = (t[k].item() for t in (scores[name].errors, scores[name].residuals))
+        top.add_row(
+            name, str(k), f"{value:.3e}", "-" if isnan(error) else f"{error:.1e}", f"{residual:.1e}"
+        )
     return render(table, top) if ranked else render(table)
 
 

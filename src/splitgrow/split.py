@@ -29,6 +29,17 @@ FIRST, SMALLEST, LARGEST = -8, -24, 0
 
 
 @dataclass(frozen=True)
+class Relative:
+    """A step that is this fraction of each neuron's own length."""
+
+    fraction: float
+
+    def __post_init__(self) -> None:
+        if not _is_positive(self.fraction):
+            raise InputError(f"Relative: expected a positive number, got {self.fraction!r}.")
+
+
+@dataclass(frozen=True)
 class Offspring:
     """One neuron that became two: ``neuron`` (theta + step v) and ``twin`` (theta - step v)."""
 
@@ -45,7 +56,7 @@ class Receipt:
 
     Attributes:
         parity: largest change of an output at step 0, before the offspring part: rounding.
-        step: the step taken: absolute if it was given, else relative to each neuron's length.
+        step: the step taken: absolute if a number was given, else relative to each neuron's length.
         predicted: sum of step_k^2 lambda_k / 2 over the neurons that were split.
         measured: change of the mean loss over the batches; None where none were given.
         loss: mean loss before the split; None where no batches were given.
@@ -75,7 +86,7 @@ def split(
     model: nn.Module,
     plan: SplitPlan,
     *,
-    step: float | None = None,
+    step: float | Relative | None = None,
     optimizer: Optimizer | None = None,
     loss_fn: LossFn | None = None,
     batches: Iterable[Any] | None = None,
@@ -90,7 +101,8 @@ def split(
     Args:
         model: the model that the plan was made for.
         plan: what ``select`` returned.
-        step: the paper's epsilon, absolute and the same for every neuron. Nothing is searched.
+        step: the paper's epsilon, absolute and the same for every neuron; or ``Relative(0.3)``, a
+            part of each neuron's length. Nothing is searched, and the loss may rise.
         optimizer: its state follows the neurons; parameter groups and schedulers stay valid. One
             that is not given here, and has state, fails at its next step.
         loss_fn: ``loss_fn(model, batch)`` gives the mean loss of a batch.
@@ -102,7 +114,7 @@ def split(
     # Tensors made in inference mode could never be trained.
     with team.guard("split"), torch.inference_mode(False), torch.no_grad(), Undo() as undo:
         _check_plan(model, plan)
-        _check_step(step)
+        check_step(step)
         _check_data(step, loss_fn, batches)
         inner = bare(model)
         _check_alike(inner, plan, step, team, undo)
@@ -116,7 +128,7 @@ def split(
 
 
 def _check_alike(
-    model: nn.Module, plan: SplitPlan, step: float | None, team: Team, undo: Undo
+    model: nn.Module, plan: SplitPlan, step: float | Relative | None, team: Team, undo: Undo
 ) -> None:
     """All ranks are to do the same to the same model, with rank 0's buffers."""
     if team.size == 1:
@@ -165,18 +177,22 @@ def _check_plan(model: nn.Module, plan: SplitPlan) -> None:
     plan.units.check(bare(model))
 
 
-def _check_step(step: float | None) -> None:
-    if step is None:
-        return
-    try:
-        fits = 0 < float(step) < inf
-    except (TypeError, ValueError):
-        fits = False
-    if not fits:
+def check_step(step: Any) -> None:
+    """A positive number, a part of each neuron's length, or none at all."""
+    if step is not None and not isinstance(step, Relative) and not _is_positive(step):
         raise InputError(f"step: expected a positive number, got {step!r}.")
 
 
-def _check_data(step: float | None, loss_fn: LossFn | None, batches: Iterable[Any] | None) -> None:
+def _is_positive(number: Any) -> bool:
+    try:
+        return 0 < float(number) < inf
+    except (TypeError, ValueError):
+        return False
+
+
+def _check_data(
+    step: float | Relative | None, loss_fn: LossFn | None, batches: Iterable[Any] | None
+) -> None:
     if (loss_fn is None) != (batches is None):
         raise InputError("give loss_fn= and batches= together, or neither.")
     if step is None and batches is None:
@@ -220,7 +236,7 @@ class _Step:
 class _Operation:
     """One split of one model: what must be known beforehand, and how it is done."""
 
-    def __init__(self, model: nn.Module, plan: SplitPlan, step: float | None) -> None:
+    def __init__(self, model: nn.Module, plan: SplitPlan, step: float | Relative | None) -> None:
         self.model = model
         self.plan = plan
         self.plans = plan_regrowth(plan.units, plan.chosen)
@@ -228,14 +244,15 @@ class _Operation:
         self.parameters = {n: t for n, t in self.tensors.items() if isinstance(t, nn.Parameter)}
         self.shapes = {name: self.tensors[name].shape for name in self.plans}
         self.size = self._count()
-        # A searched step is relative to each neuron's length, a given one is absolute.
-        self.unit_steps = _lengths(plan) if step is None else [1.0] * len(plan)
+        # A searched step is relative to each neuron's length, a number that is given is absolute.
+        relative = step is None or isinstance(step, Relative)
+        self.unit_steps = _lengths(plan) if relative else [1.0] * len(plan)
         self.offsets = _offsets(plan, self.plans, self.tensors, self.unit_steps)
         self.outputs = self._run_example()
 
     def perform(
         self,
-        step: float | None,
+        step: float | Relative | None,
         optimizer: Optimizer | None,
         meter: _Meter | None,
         team: Team,
@@ -250,11 +267,12 @@ class _Operation:
             team.same_model("the split model", self.model, "Nothing was changed.")
             return self._receipt(parity, taken, None if meter is None else meter.loss)
 
-    def _move(self, step: float | None, meter: _Meter | None) -> _Step:
+    def _move(self, step: float | Relative | None, meter: _Meter | None) -> _Step:
         mover = _Mover(self.tensors, self.offsets)
         if step is not None:
-            mover.move(step)
-            return _Step(step, None if meter is None else meter.change())
+            size = step.fraction if isinstance(step, Relative) else step
+            mover.move(size)
+            return _Step(size, None if meter is None else meter.change())
         assert meter is not None
         found = _search(mover, meter, self._rounding(meter.loss))
         mover.move(found.size)

@@ -38,6 +38,7 @@ class Setting:
         scored: samples of the training part that splitting indexes and steps are found on.
         lanczos: steps of Lanczos in scoring; None leaves that to :func:`splitgrow.score`.
         growth: share of the neurons that is split in a phase. Uniform widths grow by the same.
+        step: how far offspring part, as a part of their parent's length; None: searched.
         largest: growth ends with the first net of at least this share of the full one's parameters.
         sparsity: of the batch norms' scales, in training for "bn".
         keep: share of the channels that a pruning step leaves; it ends with the first net that has
@@ -55,6 +56,7 @@ class Setting:
     scored_batch: int
     lanczos: int | None = None
     growth: float = 0.3
+    step: float | None = None
     largest: float
     sparsity: float = 1e-4
     keep: float = 0.7

@@ -16,9 +16,11 @@ from splitgrow.paper.options import (
     Download,
     Folder,
     Methods,
+    Phases,
     Quick,
     Redraw,
     Seeds,
+    Step,
     Workers,
     device_named,
     scheduled,
@@ -43,6 +45,8 @@ def cifar10(
     seeds: Seeds = 3,
     workers: Workers = 1,
     epochs: Epochs = None,
+    phases: Phases = None,
+    step: Step = None,
     paper_schedule: PaperSchedule = False,  # noqa: FBT002  (typer makes it a flag)
     quick: Quick = False,  # noqa: FBT002
     redraw: Redraw = False,  # noqa: FBT002
@@ -67,7 +71,10 @@ def cifar10(
     figures.check_matplotlib()  # now, not after minutes of work
     console, place = Console(), folder / "cifar10"
     if not redraw:
-        setting = scheduled(Setting(), epochs, paper_schedule=paper_schedule, quick=quick)
+        setting = scheduled(
+            Setting(), paper_schedule=paper_schedule, quick=quick, epochs=epochs, phases=phases,
+            step=step,
+        )  # fmt: skip
         todo = chosen(study(range(1 if quick else seeds)), arch, method)
         read(data, download=download)  # now, with a good error, and not in every process
         run_jobs(

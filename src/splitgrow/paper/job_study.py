@@ -22,6 +22,7 @@ from splitgrow.paper.jobs import FULL, GROWN, UNIFORM, Job, Point, Size
 from splitgrow.paper.pruning import How, add_sparsity_gradient, prune
 from splitgrow.phase import Phase
 from splitgrow.policy import Budget, Policy
+from splitgrow.split import Relative
 from splitgrow.state import eval_mode, seeded
 from splitgrow.units import find_units
 
@@ -84,7 +85,7 @@ class Study:
             example_inputs=bench.example(), evaluate=self._judged, method=method,
             policy=Policy(
                 fraction=setting.growth, rank=rank, per=per, lanczos=setting.lanczos,
-                after=job.after,
+                after=job.after, step=None if setting.step is None else Relative(setting.step),
             ),
             # The size as a metric, not as a budget: that would trim the last split, and then go
             # on with the few neurons that still fit, in a phase each time.

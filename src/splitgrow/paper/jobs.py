@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal, get_args
 from splitgrow.errors import InputError
 from splitgrow.paper.pruning import How
 from splitgrow.policy import After
-from splitgrow.select import Per, Rank
+from splitgrow.scores import Rank
+from splitgrow.select import Per
 
 Point = dict[str, Any]  # one net of a job, as JSON has it
 Size = Literal["seed", "full"] | float  # a number: the seed's channels times that

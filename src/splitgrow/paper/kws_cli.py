@@ -14,9 +14,11 @@ from splitgrow.paper.options import (
     Device,
     Folder,
     Methods,
+    Phases,
     Quick,
     Redraw,
     Seeds,
+    Step,
     Workers,
     device_named,
     scheduled,
@@ -45,6 +47,8 @@ def kws(
     seeds: Seeds = 5,
     workers: Workers = 1,
     epochs: Epochs = None,
+    phases: Phases = None,
+    step: Step = None,
     paper_schedule: PaperSchedule = False,  # noqa: FBT002  (typer makes it a flag)
     quick: Quick = False,  # noqa: FBT002
     redraw: Redraw = False,  # noqa: FBT002
@@ -66,7 +70,10 @@ def kws(
     figures.check_matplotlib()  # now, not after minutes of work
     console, place = Console(), folder / "kws"
     if not redraw:
-        setting = scheduled(Setting(), epochs, paper_schedule=paper_schedule, quick=quick)
+        setting = scheduled(
+            Setting(), paper_schedule=paper_schedule, quick=quick, epochs=epochs, phases=phases,
+            step=step,
+        )  # fmt: skip
         todo = chosen(study(range(1 if quick else seeds)), arch, method)
         shared = order(setting, data=data, folder=place, device=device_named(device))
         reader(place)(data)  # now, with a good error, and not in every process

@@ -19,6 +19,11 @@ Device = Annotated[str | None, typer.Option(help="cuda or cpu; by default a GPU 
 Methods = Annotated[
     list[str] | None, typer.Option("--method", help="Only these methods, may be repeated.")
 ]
+Phases = Annotated[int | None, typer.Option(min=1, help="At most so many nets in a job.")]
+Step = Annotated[
+    float | None,
+    typer.Option(help="How far offspring part, as a part of their length; by default searched."),
+]
 FOLDER = Path("runs/paper")
 DATA = Path("data")
 AnySetting = TypeVar("AnySetting", bound=Any)  # of a study of jobs: has paper(), quick() and epochs
@@ -35,11 +40,20 @@ def device_named(wanted: str | None) -> str:
 
 
 def scheduled(
-    setting: AnySetting, epochs: int | None, *, paper_schedule: bool, quick: bool
+    setting: AnySetting,
+    *,
+    paper_schedule: bool,
+    quick: bool,
+    epochs: int | None = None,
+    phases: int | None = None,
+    step: float | None = None,
 ) -> AnySetting:
     """A study's setting with the schedule that was asked for."""
     if paper_schedule and (quick or epochs):
         raise InputError("--paper-schedule: it sets the epochs; leave out --quick and --epochs.")
+    if step is not None and not 0 < step < 1:
+        raise InputError(f"--step: expected a part of a neuron's length, in (0, 1), got {step}.")
     made = setting.paper() if paper_schedule else setting
     made = made.quick() if quick else made
-    return replace(made, epochs=epochs) if epochs else made
+    given = {"epochs": epochs, "phases": phases, "step": step}
+    return replace(made, **{name: value for name, value in given.items() if value is not None})

@@ -1,0 +1,78 @@
+"""Settle: how many samples are enough to say which neurons to split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sized
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from splitgrow.distributed import first_of, team_of
+from splitgrow.errors import InputError
+from splitgrow.scores import Rank, Scores
+from splitgrow.view import passes
+
+FIRST = 1 / 8  # of the batches, to begin with ...
+FEWEST = 8  # ... but no fewer than these: a standard error of fewer groups says little
+
+
+@dataclass(frozen=True)
+class Settle:
+    """Score no more of the batches than it takes to know which neurons to split.
+
+    Batches are taken in the order in which they come, which should be random: an eighth of them
+    first, then as many more as the standard errors say are needed.
+
+    Args:
+        overlap: of the neurons that are chosen, the share that all the batches would choose too,
+            as far as the standard errors tell.
+        fraction: of all neurons, how many are chosen.
+        count: how many are chosen. Give this or ``fraction``.
+        rank: what they are chosen by, as in :func:`splitgrow.select`.
+    """
+
+    overlap: float = 0.9
+    fraction: float | None = None
+    count: int | None = None
+    rank: Rank = "lambda"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.overlap < 1:
+            raise InputError(f"overlap: expected a share in (0, 1), got {self.overlap!r}.")
+        if (self.fraction is None) == (self.count is None):
+            raise InputError("settle: give fraction= or count=, one of them.")
+        if self.fraction is not None and not 0 < self.fraction <= 1:
+            raise InputError(f"fraction: expected a number in (0, 1], got {self.fraction!r}.")
+        if self.count is not None and self.count < 1:
+            raise InputError(f"count: expected at least 1, got {self.count!r}.")
+
+    def how_many(self, scores: Scores) -> int:
+        """Of these neurons."""
+        if self.count is not None:
+            return self.count
+        assert self.fraction is not None
+        return max(round(self.fraction * sum(len(found.values) for found in scores.values())), 1)
+
+    def expected(self, scores: Scores, share: float, more: float = 1.0) -> float:
+        """The overlap with the choice of all batches, of which ``share`` have been scored.
+
+        It is that of ``more`` times as many, if more than 1. A sample of a finite set differs from
+        it less than from the endless one that standard errors are about: by sqrt(1 - share).
+        """
+        share = min(share * more, 1.0)
+        shrink = ((1 - share) / more) ** 0.5
+        return scores.overlap(self.how_many(scores), self.rank, shrink=shrink)
+
+
+def settled(score: Callable[[Iterable[Any]], Scores], batches: Iterable[Any], to: Settle) -> Scores:
+    """What ``score`` says of as many of the batches as are needed; the same on all ranks."""
+    own = len(batches) if isinstance(batches, Sized) else sum(1 for _ in passes(batches))
+    team = team_of(batches)
+    total = team.sum(own, "the number of batches")
+    share = min(max(FIRST, FEWEST / total), 1.0)
+    while True:
+        scores = score(first_of(batches, ceil(share * own)))
+        if share >= 1 or to.expected(scores, share) >= to.overlap:
+            return scores
+        enough = (m for m in (2.0, 4.0) if to.expected(scores, share, m) >= to.overlap)
+        share = min(share * next(enough, 8.0), 1.0)
