@@ -16,15 +16,26 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from typer.testing import CliRunner
 
-from splitgrow import find_units, score, split
-from splitgrow.paper import data, prototypes, results
+from splitgrow import Policy, find_units, score, split
+from splitgrow.methods import Site
+from splitgrow.paper import data, prototype_claims, prototypes, results
 from splitgrow.paper.cli import app
 from splitgrow.paper.data import DataSet, ImageData
 from splitgrow.paper.growth import entries_of
+from splitgrow.paper.prototype_bench import Bench
 from splitgrow.paper.prototype_figures import positions
 from splitgrow.paper.prototype_net import SMALLEST_SQUARE, Objective, PrototypeClassifier
+from splitgrow.paper.prototype_study import (
+    MATRICES,
+    METHODS,
+    LowestIndex,
+    Study,
+    packed,
+    unpacked,
+)
 from splitgrow.paper.training import Course
 from splitgrow.plan import Entry, SplitPlan
+from splitgrow.select import Limits
 from splitgrow.zoo.prototypes import PrototypeNet, squared_distances
 
 OBJECTIVE = Objective()
@@ -173,8 +184,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("runs")
 
     def run_seed(setting: prototypes.Setting, seed: int) -> dict[str, Any]:
-        bench = prototypes.Bench(setting, seed, digits(), torch.device("cpu"))
-        return prototypes.Study(bench, folder).run()
+        bench = Bench(setting, seed, digits(), torch.device("cpu"))
+        return Study(bench, folder).run()
 
     made = results.collect("prototypes", run_seed, SMALL, [0, 1], workers=1)
     return made | {"folder": folder}
@@ -182,7 +193,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_every_method_grows_from_one_and_the_same_prototype(found: dict[str, Any]) -> None:
     for run in found["runs"]:
-        assert set(run["methods"]) == set(prototypes.METHODS)
+        assert set(run["methods"]) == set(METHODS)
         firsts = [method["phases"][0] for method in run["methods"].values()]
         assert all(first["loss"] == firsts[0]["loss"] for first in firsts)
         assert all(first["pictures"] == firsts[0]["pictures"] for first in firsts)
@@ -191,8 +202,8 @@ def test_every_method_grows_from_one_and_the_same_prototype(found: dict[str, Any
             assert sizes == list(range(1, len(sizes) + 1))
             assert len(sizes) == 3 or (name == "splitting" and method["stopped"] != "phases")
             for phase in method["phases"]:
-                assert prototypes.unpacked(phase["pictures"]).shape == (phase["prototypes"], 28, 28)
-                for measure in prototypes.MEASURES:
+                assert unpacked(phase["pictures"]).shape == (phase["prototypes"], 28, 28)
+                for measure in prototype_claims.MEASURES:
                     assert len(phase["ambiguity"][measure]) == phase["prototypes"]
                     assert all(-1e-6 <= v <= 3.33 for v in phase["ambiguity"][measure])
 
@@ -200,7 +211,7 @@ def test_every_method_grows_from_one_and_the_same_prototype(found: dict[str, Any
 def test_the_fifth_step_splits_each_prototype_in_turn(found: dict[str, Any]) -> None:
     for run in found["runs"]:
         fifth = run["fifth"]
-        for matrix in prototypes.MATRICES:
+        for matrix in MATRICES:
             phase = run["methods"]["splitting"]["phases"][SMALL.fifth - 1]
             assert [one["lambda"] for one in fifth[matrix]] == pytest.approx(
                 phase["lambda"][matrix], rel=1e-4, abs=1e-6
@@ -212,10 +223,10 @@ def test_a_study_goes_on_where_it_was(
     found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Grown runs are read back from their folders: nothing is trained for them again."""
-    bench = prototypes.Bench(SMALL, 1, digits(), torch.device("cpu"))
-    study = prototypes.Study(bench, found["folder"])
+    bench = Bench(SMALL, 1, digits(), torch.device("cpu"))
+    study = Study(bench, found["folder"])
     monkeypatch.setattr(Course, "train", lambda *_: pytest.fail("trained again"))
-    again = {name: results.rounded(study._grow(name)) for name in prototypes.METHODS}
+    again = {name: results.rounded(study._grow(name)) for name in METHODS}
     assert again == found["runs"][1]["methods"]
 
 
@@ -267,12 +278,12 @@ def test_the_standing_of_what_is_split() -> None:
         phase(4, [], None),
     ]}  # fmt: skip
     run = {"methods": {"splitting": method}}
-    found = prototypes._ambiguous_first([run], "splitting", "picture")
+    found = prototype_claims._ambiguous_first([run], "splitting", "picture")
     assert (found["splits"], found["standing"]) == (2, 1.0)
     assert found["p"] == pytest.approx(1 / 6, abs=0.01)
     method["phases"][2]["split"]["parent"] = 2
-    assert prototypes._ambiguous_first([run], "splitting", "picture")["standing"] == 0.5
-    assert prototypes._standings([1.0, 1.0, 2.0]) == [0.25, 0.25, 1.0]
+    assert prototype_claims._ambiguous_first([run], "splitting", "picture")["standing"] == 0.5
+    assert prototype_claims._standings([1.0, 1.0, 2.0]) == [0.25, 0.25, 1.0]
 
 
 def test_a_tree_keeps_children_below_their_parents() -> None:
@@ -283,18 +294,17 @@ def test_a_tree_keeps_children_below_their_parents() -> None:
 
 def test_pictures_are_kept_as_text() -> None:
     pictures = torch.rand(3, 28, 28)
-    back = prototypes.unpacked(prototypes.packed(pictures))
+    back = unpacked(packed(pictures))
     assert np.abs(back / 255 - pictures.numpy()).max() <= 0.5 / 255 + 1e-6
 
 
 def test_the_lowest_index_is_split_whatever_its_sign(net: PrototypeClassifier) -> None:
     units = units_of(net)
     scores = score(net, OBJECTIVE.classifying, [batch()], units=units)
-    site = prototypes.Site(
-        net, units, OBJECTIVE.classifying, [batch()], prototypes.Policy(count=1),
-        prototypes.Limits(1, None, None),
-    )  # fmt: skip
-    growth = prototypes.LowestIndex().grow(site)
+    site = Site(
+        net, units, OBJECTIVE.classifying, [batch()], Policy(count=1), Limits(1, None, None)
+    )
+    growth = LowestIndex().grow(site)
     assert growth.neurons[0].neuron == int(scores["prototypes"].values.argmin())
     assert len(net.prototypes.theta) == 4
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from splitgrow.paper.figures import LOOKS, PAGE, band, both, sheet
-from splitgrow.paper.prototypes import METHODS, decreases, unpacked
+from splitgrow.paper.prototype_claims import decreases
+from splitgrow.paper.prototype_study import METHODS, unpacked
 from splitgrow.paper.results import Results, Run
 
 if TYPE_CHECKING:
