@@ -131,7 +131,7 @@ def scores_of(
     """
     with (
         patch("splitgrow.solve.DENSE_WORK", work),
-        patch("splitgrow.stream.pays", lambda passes, steps: passes > most),
+        patch("splitgrow.stream.pays", lambda passes, effort: passes > most),
     ):
         return as_lists(sg.score(build(kind), mse, batches, memory=memory, steps=steps))
 

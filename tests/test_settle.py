@@ -101,12 +101,15 @@ def test_an_unclear_choice_takes_all_batches() -> None:
 
 def test_portions_grow_as_far_as_the_errors_say() -> None:
     asked: list[int] = []
+    found: list[sg.Scores | None] = [None]
     sure = {8: 0.3, 32: 1e-9}
 
-    def score(batches: Any) -> sg.Scores:
+    def score(batches: Any, start: sg.Scores | None) -> sg.Scores:
+        assert start is found[-1]  # each portion begins with the vectors of the one before
         asked.append(len(list(batches)))
         error = sure.get(asked[-1], 0.3)
-        return fake([-3.0, -2.0, -1.0], [error * 2] * 3)
+        found.append(fake([-3.0, -2.0, -1.0], [error * 2] * 3))
+        return found[-1]
 
     settled(score, [0] * 64, sg.Settle(0.95, count=1))
     # 64 batches: the eighth is 8; twice as many would not do, four times as many would.
@@ -117,7 +120,7 @@ def test_portions_grow_as_far_as_the_errors_say() -> None:
 def test_few_batches_are_all_scored_at_once(count: int) -> None:
     asked: list[int] = []
 
-    def score(batches: Any) -> sg.Scores:
+    def score(batches: Any, start: sg.Scores | None) -> sg.Scores:
         asked.append(len(list(batches)))
         return fake([-3.0, -2.0], [float("nan")] * 2)
 

@@ -13,6 +13,7 @@ from cases import CASES, LOSSES, Case
 from helpers_score import Counted, batch_of, model_of, parts_of, units_of
 from splitgrow import stream
 from splitgrow.keep import keep
+from splitgrow.solve import Effort
 from splitgrow.tap import Source
 
 
@@ -85,8 +86,8 @@ def _alone() -> Any:
 
 
 def test_streaming_pays_where_keeping_would_pass_over_the_batches_often() -> None:
-    assert not stream.pays(1, None)
-    assert not stream.pays(11, 8)
-    assert stream.pays(12, 8)
-    assert stream.pays(8, 4)
-    assert not stream.pays(6, 4)
+    assert not stream.pays(1, Effort())
+    assert not stream.pays(11, Effort(8))
+    assert stream.pays(12, Effort(8))
+    assert stream.pays(8, Effort(4))
+    assert not stream.pays(6, Effort(4))

@@ -12,6 +12,7 @@ from splitgrow.errors import InputError
 from splitgrow.scores import Rank, Scores
 from splitgrow.view import passes
 
+ScoreOn = Callable[[Iterable[Any], Scores | None], Scores]  # on some batches, from other scores
 FIRST = 1 / 8  # of the batches, to begin with ...
 FEWEST = 8  # ... but no fewer than these: a standard error of fewer groups says little
 
@@ -64,14 +65,19 @@ class Settle:
         return scores.overlap(self.how_many(scores), self.rank, shrink=shrink)
 
 
-def settled(score: Callable[[Iterable[Any]], Scores], batches: Iterable[Any], to: Settle) -> Scores:
-    """What ``score`` says of as many of the batches as are needed; the same on all ranks."""
+def settled(
+    score: ScoreOn, batches: Iterable[Any], to: Settle, start: Scores | None = None
+) -> Scores:
+    """What ``score`` says of as many of the batches as are needed; the same on all ranks.
+
+    Each portion starts with the vectors of the one before.
+    """
     own = len(batches) if isinstance(batches, Sized) else sum(1 for _ in passes(batches))
     team = team_of(batches)
     total = team.sum(own, "the number of batches")
     share = min(max(FIRST, FEWEST / total), 1.0)
     while True:
-        scores = score(first_of(batches, ceil(share * own)))
+        start = scores = score(first_of(batches, ceil(share * own)), start)
         if share >= 1 or to.expected(scores, share) >= to.overlap:
             return scores
         enough = (m for m in (2.0, 4.0) if to.expected(scores, share, m) >= to.overlap)

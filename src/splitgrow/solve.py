@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from splitgrow import span
@@ -15,26 +17,51 @@ from splitgrow.eigen import (
     random_vector,
 )
 from splitgrow.products import Products
-from splitgrow.scores import UnitScores
+from splitgrow.scores import Scores, UnitScores
 from splitgrow.spread import Spread
 from splitgrow.units import Unit
 
 LANCZOS_STEPS = 8
+WARM_STEPS = 4  # where the vectors are known nearly
+DOUBT = 0.2  # the length of what is random in such a start
 # A unit is solved densely when building S takes at most this many multiplications ...
 DENSE_WORK = 2e7
 # ... and its matrices fit into this many numbers.
 DENSE_NUMBERS = 2**26
 
 
-def solve(products: Products, theta: Tensor, steps: int | None) -> UnitScores:
-    """The scores of a unit from products with its splitting matrices.
+@dataclass(frozen=True)
+class Effort:
+    """How far Lanczos goes, and from where.
 
     Args:
-        products: which are asked for.
-        theta: (n, d) the neurons themselves.
-        steps: of Lanczos; None: chosen here.
+        steps: None leaves it to each unit, and solves small ones exactly.
+        start: scores of the same units, whose vectors are close to what is sought.
     """
-    pairs, method = _eigenpairs(products, theta, steps)
+
+    steps: int | None = None
+    start: Scores | None = None
+
+    @property
+    def products(self) -> int:
+        """Steps of Lanczos where it is used."""
+        return self.steps or (LANCZOS_STEPS if self.start is None else WARM_STEPS)
+
+    def lanczos(self, unit: Unit, theta: Tensor) -> Solver:
+        """From the same random direction for all neurons of a unit, or close to a known one."""
+        n, d = theta.shape
+        start = random_vector(d, seed=0).to(theta).expand(n, d)
+        if self.start is not None:
+            # Of an eigenvector alone Lanczos would see nothing else, be it the smallest or not.
+            start = (
+                self.start[unit.name].vectors.to(theta) + DOUBT * start / start.norm(dim=1)[:, None]
+            )
+        return lanczos_solver(start, self.products)
+
+
+def solve(products: Products, theta: Tensor, effort: Effort) -> UnitScores:
+    """The scores of a unit, whose neurons are theta (n, d), from products with its matrices."""
+    pairs, method = _eigenpairs(products, theta, effort)
     team, place = products.team, products.unit.name
     spread = Spread(len(theta), theta.device)
     if method == "zero":
@@ -46,22 +73,15 @@ def solve(products: Products, theta: Tensor, steps: int | None) -> UnitScores:
     return scores_of(products.unit, team, pairs, theta, error, method)
 
 
-def _eigenpairs(products: Products, theta: Tensor, steps: int | None) -> tuple[Eigenpairs, str]:
-    n, d = theta.shape
-    if products.team.every(products.is_zero, f"a product of {products.unit.name}"):
+def _eigenpairs(products: Products, theta: Tensor, effort: Effort) -> tuple[Eigenpairs, str]:
+    (n, d), unit, steps = theta.shape, products.unit, effort.products
+    if products.team.every(products.is_zero, f"a product of {unit.name}"):
         return no_curvature(theta), "zero"
-    if d <= steps if steps is not None else _is_small(products, d):
+    if d <= steps if effort.steps is not None else _is_small(products, d):
         return answered(dense_solver(n, d, theta), products), "dense"
-    steps = steps or LANCZOS_STEPS
-    if span.pays(products.unit, products.terms, steps, products.team):
-        return span.Span(products.unit, products.terms, products.team).smallest(steps), "span"
-    return answered(lanczos(theta, steps), products), "lanczos"
-
-
-def lanczos(theta: Tensor, steps: int) -> Solver:
-    """Lanczos from one random direction for all neurons of a unit."""
-    n, d = theta.shape
-    return lanczos_solver(random_vector(d, seed=0).to(theta).expand(n, d), steps)
+    if effort.start is None and span.pays(unit, products.terms, steps, products.team):
+        return span.Span(unit, products.terms, products.team).smallest(steps), "span"
+    return answered(effort.lanczos(unit, theta), products), "lanczos"
 
 
 def no_curvature(theta: Tensor) -> Eigenpairs:

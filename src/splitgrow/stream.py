@@ -16,9 +16,10 @@ from torch import Tensor
 from splitgrow.eigen import dense_solver
 from splitgrow.products import Products, Setup
 from splitgrow.scores import UnitScores
-from splitgrow.solve import LANCZOS_STEPS, lanczos, no_curvature, scores_of
+from splitgrow.solve import Effort, no_curvature, scores_of
 from splitgrow.spread import Spread
 from splitgrow.tap import Source
+from splitgrow.units import Unit
 
 # A pass of the stream takes six passes of each layer, a pass that keeps what it sees three. With L
 # Lanczos steps and one product for the standard errors, streaming takes 6 (L + 1), keeping what
@@ -26,19 +27,19 @@ from splitgrow.tap import Source
 STREAM_PASS, KEEPING_PASS = 6, 3
 
 
-def pays(passes: float, steps: int | None) -> bool:
+def pays(passes: float, effort: Effort) -> bool:
     """Is it cheaper than to keep what fits, where that takes this many passes?"""
-    products = (steps or LANCZOS_STEPS) + 1
+    products = effort.products + 1
     return STREAM_PASS * products < KEEPING_PASS * passes + 1 + 2 * products
 
 
 class _Solving:
     """One unit on its way: the vectors whose products it needs next, and at last its eigenpairs."""
 
-    def __init__(self, theta: Tensor, steps: int) -> None:
+    def __init__(self, unit: Unit, theta: Tensor, effort: Effort) -> None:
         n, d = theta.shape
-        self._theta = theta
-        self._solver = dense_solver(n, d, theta) if d <= steps else lanczos(theta, steps)
+        small = d <= effort.products
+        self._solver = dense_solver(n, d, theta) if small else effort.lanczos(unit, theta)
         self.asked: Tensor | None = next(self._solver)
         self.pairs = no_curvature(theta)
         self.method = "zero"
@@ -73,11 +74,12 @@ class Stream:
     setup: Setup
 
     def scores(
-        self, thetas: Mapping[str, Tensor], steps: int | None
+        self, thetas: Mapping[str, Tensor], effort: Effort
     ) -> tuple[dict[str, UnitScores], float, int]:
         """Of the units whose neurons (n, d) are given; the mean loss; the number of samples."""
         team = self.setup.team
-        solving = {n: _Solving(theta, steps or LANCZOS_STEPS) for n, theta in thetas.items()}
+        units = self.source.units
+        solving = {n: _Solving(units[n], theta, effort) for n, theta in thetas.items()}
         loss, samples = 0.0, 0
         while asked := {n: one.asked for n, one in solving.items() if one.asked is not None}:
             seen = self._products(asked)
@@ -89,7 +91,7 @@ class Stream:
                 solving[name].answer(total, zero=zero)
         errors = self._errors({n: one.pairs.vectors for n, one in solving.items()}, samples)
         found = {
-            n: scores_of(self.source.units[n], team, one.pairs, thetas[n], errors[n], one.method)
+            n: scores_of(units[n], team, one.pairs, thetas[n], errors[n], one.method)
             for n, one in solving.items()
         }
         return found, loss, samples
