@@ -5,7 +5,9 @@ samples of several sizes, a few draws of each, and three questions are asked of 
 negative neurons that a sample names: how many of them all images name too (overlap), how much of
 the best possible gain they have, by the lambda of all images (kept), and how far the sample's
 lambda of those neurons is off (error). Two samples that do not overlap are also compared with each
-other, which a user without the patience for all images can do.
+other, which a user without the patience for all images can do. And what a sample says of itself, by
+its standard errors: the overlap that it expects, and how many of those neurons have the lambda of
+all images within two errors (within). At last `settle`, which chooses the number of images itself.
 
     python benchmarks/samples.py --data DIR [--device cuda] [--epochs 8]
     python benchmarks/samples.py --redraw
@@ -41,7 +43,6 @@ RESULTS = Path(__file__).parent / "results" / "samples.json"
 SHARE = 0.3  # of the neurons is split
 NETS = {"VGG19, 16 channels": ("vgg19", "seed"), "MobileNetV1, 16 channels": ("mobilenet", "seed"),
         "VGG19, 35 channels": ("vgg19", 1.3**3)}  # fmt: skip
-Values = dict[str, Tensor]  # by unit, (width,) lambda
 
 
 class Sampled:
@@ -55,21 +56,27 @@ class Sampled:
         self._net.eval()
         self._units = sg.find_units(self._net, bench.example())
 
-    def lambdas(self, images: Tensor) -> Values:
-        """Of every neuron, on the images with these numbers."""
+    def scores(self, images: Tensor, settle: sg.Settle | None = None) -> sg.Scores:
+        """On the images with these numbers."""
         part, size = self._bench.train_part, self._bench.setting.scored_batch
         batches = [
             (self._bench.normalised(part.images[index]), part.labels[index])
             for index in images.to(self._bench.device).split(size)
         ]
         with full_precision():
-            scores = sg.score(self._net, self._bench.loss_fn, batches, units=self._units)
-        return {name: found.values.double().cpu() for name, found in scores.items()}
+            return sg.score(
+                self._net, self._bench.loss_fn, batches, units=self._units, settle=settle
+            )
 
 
-def compared(found: Values, truth: Values) -> dict[str, float]:
-    """The three answers; see above."""
-    mine, best = (torch.cat([values[name] for name in truth]) for values in (found, truth))
+def joined(scores: sg.Scores, what: str = "values") -> Tensor:
+    """(neurons,) lambda of all units, or another of their values."""
+    return torch.cat([getattr(found, what).double().cpu() for found in scores.values()])
+
+
+def compared(found: sg.Scores, truth: sg.Scores) -> dict[str, float]:
+    """The answers; see above."""
+    mine, best = joined(found), joined(truth)
     count = round(SHARE * len(best))
     named, right = (values.sort(stable=True).indices[:count] for values in (mine, best))
     gain = best.clamp_max(0)
@@ -78,19 +85,23 @@ def compared(found: Values, truth: Values) -> dict[str, float]:
         "overlap": len(set(named.tolist()) & set(right.tolist())) / count,
         "kept": float(gain[named].sum() / gain[right].sum()),
         "error": float(error.median()),
+        "expected": found.overlap(count, shrink=max(1 - found.samples / truth.samples, 0) ** 0.5),
+        "within": float(
+            ((mine - best).abs() <= 2 * joined(found, "errors"))[named].double().mean()
+        ),
     }
 
 
 def measured(net: Sampled, total: int, sizes: list[int], draws: int) -> Iterator[dict[str, Any]]:
     """One row for each size: what samples of it say, and how long they take."""
     start = time.perf_counter()
-    truth = net.lambdas(torch.arange(total))
+    truth = net.scores(torch.arange(total))
     yield {"images": total, "seconds": time.perf_counter() - start}
     for size in sizes:
         order = torch.randperm(total, generator=torch.Generator().manual_seed(size))
         samples = order.split(size)[: min(draws, total // size)]
         start = time.perf_counter()
-        found = [net.lambdas(sample) for sample in samples]
+        found = [net.scores(sample) for sample in samples]
         seconds = (time.perf_counter() - start) / len(found)
         answers = [compared(values, truth) for values in found]
         row = {key: statistics.mean(a[key] for a in answers) for key in answers[0]}
@@ -99,6 +110,13 @@ def measured(net: Sampled, total: int, sizes: list[int], draws: int) -> Iterator
         between = statistics.mean(pairs) if pairs else None
         yield {"images": size, "draws": len(found), "seconds": seconds, **row, **lowest,
                "between_samples": between}  # fmt: skip
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(0))
+    for wanted in (0.8, 0.9):
+        start = time.perf_counter()
+        settled = net.scores(order, sg.Settle(wanted, fraction=SHARE))
+        seconds = time.perf_counter() - start
+        answers = compared(settled, truth)
+        yield {"settled": wanted, "images": settled.samples, "seconds": seconds, **answers}
 
 
 def draw(results: Mapping[str, Any], path: Path) -> list[Path]:
@@ -107,11 +125,14 @@ def draw(results: Mapping[str, Any], path: Path) -> list[Path]:
     with figures.sheet(path, (figures.PAGE, 2.6), (1, 2)) as (_, grid):
         for axes, (key, title) in zip(grid[0], titles.items(), strict=True):
             for i, (name, rows) in enumerate(results["nets"].items()):
-                seen = [row for row in rows if key in row]
+                seen = [row for row in rows if f"lowest_{key}" in row]
                 sizes, mean = [row["images"] for row in seen], [row[key] for row in seen]
                 low = [row[f"lowest_{key}"] for row in seen]
                 axes.plot(sizes, mean, marker=".", color=f"C{i}", label=name)
                 axes.fill_between(sizes, low, mean, color=f"C{i}", alpha=0.15, lw=0)
+                if key == "overlap" and all("expected" in row for row in seen):
+                    expected = [row["expected"] for row in seen]
+                    axes.plot(sizes, expected, color=f"C{i}", lw=0.8, ls=":", label="as expected")
             axes.set(title=title, xlabel="images scored", xscale="log")
             axes.set_xticks(sizes[::2], [f"{size:,}" for size in sizes[::2]])
             axes.minorticks_off()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import splitgrow as sg
+from fake_scores import fake_scores
 from splitgrow.settle import settled
 
 
@@ -34,19 +35,8 @@ def batches_of(x: Tensor, y: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
     return list(zip(x.split(size), y.split(size), strict=True))
 
 
-def fake(values: list[float], errors: list[float]) -> sg.Scores:
-    model = nn.Sequential(nn.Linear(2, len(values)), nn.Tanh(), nn.Linear(len(values), 1))
-    units = sg.find_units(model, torch.randn(2, 2))
-    ones = torch.ones(len(values))
-    found = sg.UnitScores(
-        units[0], torch.tensor(values), torch.ones(len(values), 3), 0 * ones, 2 * ones, "dense",
-        torch.tensor(errors),
-    )  # fmt: skip
-    return sg.Scores(units, {units[0].name: found}, 1.0, 10)
-
-
 def test_overlap_by_hand() -> None:
-    scores = fake([-3.0, -2.0, -1.0, 1.0], [0.5, 0.5, 0.5, 0.5])
+    scores = fake_scores([-3.0, -2.0, -1.0, 1.0], [0.5, 0.5, 0.5, 0.5])
     # The cut between the second and the third is at -1.5: three errors and one error away.
     expected = sum(float(torch.special.ndtr(torch.tensor(z))) for z in (3.0, 1.0)) / 2
     assert scores.overlap(2) == pytest.approx(expected)
@@ -56,9 +46,9 @@ def test_overlap_by_hand() -> None:
     last = float(torch.special.ndtr(torch.tensor(0.5 / 0.5)))
     rest = sum(float(torch.special.ndtr(torch.tensor(z))) for z in (5.0, 3.0))
     assert scores.overlap(4) == pytest.approx((rest + last) / 3)
-    assert fake([1.0, 2.0], [0.1, 0.1]).overlap(1) == 1.0
+    assert fake_scores([1.0, 2.0], [0.1, 0.1]).overlap(1) == 1.0
     nan = float("nan")
-    assert torch.tensor(fake([-2.0, -1.0], [nan, nan]).overlap(1)).isnan()
+    assert torch.tensor(fake_scores([-2.0, -1.0], [nan, nan]).overlap(1)).isnan()
 
 
 def test_overlap_is_what_samples_show() -> None:
@@ -68,7 +58,7 @@ def test_overlap_is_what_samples_show() -> None:
     claimed, seen = [], []
     for _ in range(300):
         drawn = truth + error * torch.randn(60, dtype=torch.float64)
-        claimed.append(fake(drawn.tolist(), [error] * 60).overlap(18))
+        claimed.append(fake_scores(drawn.tolist(), [error] * 60).overlap(18))
         right, named = (set(v.argsort()[:18].tolist()) for v in (truth, drawn))
         seen.append(len(right & named) / 18)
         if len(seen) == 40:
@@ -108,7 +98,7 @@ def test_portions_grow_as_far_as_the_errors_say() -> None:
         assert start is found[-1]  # each portion begins with the vectors of the one before
         asked.append(len(list(batches)))
         error = sure.get(asked[-1], 0.3)
-        found.append(fake([-3.0, -2.0, -1.0], [error * 2] * 3))
+        found.append(fake_scores([-3.0, -2.0, -1.0], [error * 2] * 3))
         return found[-1]
 
     settled(score, [0] * 64, sg.Settle(0.95, count=1))
@@ -122,7 +112,7 @@ def test_few_batches_are_all_scored_at_once(count: int) -> None:
 
     def score(batches: Any, start: sg.Scores | None) -> sg.Scores:
         asked.append(len(list(batches)))
-        return fake([-3.0, -2.0], [float("nan")] * 2)
+        return fake_scores([-3.0, -2.0], [float("nan")] * 2)
 
     settled(score, [0] * count, sg.Settle(0.9, count=1))
     assert asked == [count]
