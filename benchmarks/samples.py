@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -130,9 +131,11 @@ def draw(results: Mapping[str, Any], path: Path) -> list[Path]:
                 low = [row[f"lowest_{key}"] for row in seen]
                 axes.plot(sizes, mean, marker=".", color=f"C{i}", label=name)
                 axes.fill_between(sizes, low, mean, color=f"C{i}", alpha=0.15, lw=0)
-                if key == "overlap" and all("expected" in row for row in seen):
-                    expected = [row["expected"] for row in seen]
-                    axes.plot(sizes, expected, color=f"C{i}", lw=0.8, ls=":", label="as expected")
+                known = [row for row in seen if "expected" in row] if key == "overlap" else []
+                if known:
+                    x, y = ([row[k] for row in known] for k in ("images", "expected"))
+                    axes.plot(x, y, color="#444444", lw=1, ls=":", label="expected by its errors")
+                    axes.legend(loc="lower right")
             axes.set(title=title, xlabel="images scored", xscale="log")
             axes.set_xticks(sizes[::2], [f"{size:,}" for size in sizes[::2]])
             axes.minorticks_off()
@@ -166,7 +169,7 @@ def main() -> None:
         for name in given.net:
             rows = []
             for row in measured(Sampled(bench, *NETS[name]), given.total, sizes, given.draws):
-                rows.append(rounded(row))
+                rows.append(rounded({k: v for k, v in row.items() if v is None or not isnan(v)}))
                 print(name, rows[-1], flush=True)
                 results["nets"][name] = rows
                 write_file(given.json, (json.dumps(results, indent=1) + "\n").encode())

@@ -3,9 +3,10 @@
 Each is varied alone, on a plain convolutional net; what is measured is set beside a forward and
 backward pass over the same images in the same run. The law is the slope of log(seconds) and of
 log(bytes) over the upper half of a sweep. Memory is counted on CUDA only, by the allocator, above
-the model and the images. At last the MLP neurons of a transformer with more than 10^9 parameters.
+the model and the images. There, at last the MLP neurons of a transformer with more than 10^9
+parameters. On a CPU fewer images are scored, and once.
 
-    python benchmarks/scale.py --device cuda [--json benchmarks/results/scale.json]
+    python benchmarks/scale.py [--device cuda] [--json FILE]
     python benchmarks/scale.py --quick          # small, anywhere
     python benchmarks/scale.py --redraw
 """
@@ -34,7 +35,7 @@ from splitgrow.files import write_file
 from splitgrow.paper import figures
 from splitgrow.paper.results import hardware, rounded
 
-RESULTS = Path(__file__).parent / "results" / "scale.json"
+RESULTS = Path(__file__).parent / "results"
 Row = dict[str, Any]
 
 
@@ -82,7 +83,7 @@ def sweeps(case: Case) -> dict[str, list[Case]]:
     return {
         "width": [replace(case, width=2**k) for k in range(4, 11)],
         "depth": [replace(case, depth=2**k) for k in range(2, 7)],
-        "images": [replace(case, images=2**k) for k in range(7, 14)],
+        "images": [replace(case, images=int(case.images * 2.0**k)) for k in range(-2, 5)],
     }
 
 
@@ -101,8 +102,9 @@ def loss_fn(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def measured(case: Case, device: torch.device, repeats: int = 3) -> Row:
+def measured(case: Case, device: torch.device) -> Row:
     """One case: seconds and bytes of scoring, and of a forward and backward pass."""
+    repeats = 3 if device.type == "cuda" else 1
     torch.manual_seed(0)
     with device:
         model = case.model()
@@ -196,13 +198,16 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--redraw", action="store_true")
-    parser.add_argument("--json", type=Path, default=RESULTS)
+    parser.add_argument("--json", type=Path, help="by default benchmarks/results/scale-DEVICE.json")
     given = parser.parse_args()
+    path = given.json or RESULTS / f"scale-{given.device}.json"
     if not given.redraw:
         device = torch.device(given.device)
         small = Sequences(width=32, depth=2, dim=16, images=4, batch=2, length=8)
-        cases = quick_sweeps() if given.quick else sweeps(Case())
-        cases["transformer"] = [small if given.quick else Sequences()]
+        case = Case() if device.type == "cuda" else Case(images=16, batch=8)
+        cases = quick_sweeps() if given.quick else sweeps(case)
+        if given.quick or device.type == "cuda":
+            cases["transformer"] = [small if given.quick else Sequences()]
         results: dict[str, Any] = {
             "hardware": hardware(given.device), "torch": torch.__version__,
             "splitgrow": sg.__version__, "sweeps": {},
@@ -210,8 +215,8 @@ def main() -> None:
         for name, row in run(cases, device):
             print(name, row, flush=True)
             results["sweeps"].setdefault(name, []).append(row)
-            write_file(given.json, (json.dumps(results, indent=1) + "\n").encode())
-    for file in draw(json.loads(given.json.read_text()), given.json):
+            write_file(path, (json.dumps(results, indent=1) + "\n").encode())
+    for file in draw(json.loads(path.read_text()), path):
         print(f"wrote {file}")
 
 
