@@ -145,6 +145,19 @@ def score(
     return scores_of(batches=batches, memory=own, **settings)
 
 
+def start_of_its_own() -> Any:
+    """Each rank begins with scores that it made alone."""
+    batches = my_part(data([6, 6]), [1, 1])
+    own = sg.score(build("mlp"), mse, batches)
+    return as_lists(sg.score(build("mlp"), mse, sg.Shard(batches), start=own, steps=3))
+
+
+def settled(sizes: list[int], parts: list[int]) -> Any:
+    """With shards of very different lengths."""
+    batches = sg.Shard(my_part(data(sizes), parts))
+    return as_lists(sg.score(build("mlp"), mse, batches, settle=sg.Settle(0.9, count=2)))
+
+
 def grow_once(model: nn.Module, inner: nn.Module, batches: Any) -> tuple[Any, nn.Module]:
     """A step of training, a split, another step: on the model as it is given, wrapped or not."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -417,8 +430,8 @@ def unsharded() -> Any:
 
 JOBS: dict[str, Callable[..., Any]] = {
     function.__name__: function
-    for function in (score, split, wrapper_after_split, buffers, fails, split_fails, large_steps,
-                     recovers, grow, sharded)
+    for function in (score, start_of_its_own, settled, split, wrapper_after_split, buffers, fails,
+                     split_fails, large_steps, recovers, grow, sharded)
 }  # fmt: skip
 
 

@@ -159,6 +159,17 @@ def test_one_rank_without_room_makes_all_of_them_stream(pair: Pair) -> None:
     assert_close(found, expected)
 
 
+def test_ranks_that_would_start_apart_are_told(pair: Pair) -> None:
+    for _, text in pair.errors("start_of_its_own"):
+        assert "start" in text
+        assert "Call it with the same units and settings" in text
+
+
+def test_ranks_of_different_lengths_settle_together(pair: Pair) -> None:
+    found = pair.both("settled", sizes=[4] * 21, parts=[1, 20])
+    assert 0 < found["samples"] <= 84
+
+
 def test_split_of_a_wrapped_model(pair: Pair) -> None:
     """DDP averages gradients over ranks, so one process with both batches in one does the same."""
     first, second = worker.data([8, 8])

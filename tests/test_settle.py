@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import splitgrow as sg
 from fake_scores import fake_scores
+from splitgrow.distributed import length_of
 from splitgrow.settle import settled
 
 
@@ -56,13 +57,11 @@ def test_overlap_is_what_samples_show() -> None:
     torch.manual_seed(0)
     truth, error = -torch.rand(60, dtype=torch.float64), 0.1
     claimed, seen = [], []
-    for _ in range(300):
+    for _ in range(15):
         drawn = truth + error * torch.randn(60, dtype=torch.float64)
         claimed.append(fake_scores(drawn.tolist(), [error] * 60).overlap(18))
         right, named = (set(v.argsort()[:18].tolist()) for v in (truth, drawn))
         seen.append(len(right & named) / 18)
-        if len(seen) == 40:
-            break
     mean, found = (sum(v) / len(v) for v in (claimed, seen))
     assert mean == pytest.approx(found, abs=0.06)
 
@@ -145,6 +144,32 @@ def test_batches_without_a_length() -> None:
     assert 0 < found.samples <= 256
 
 
+def test_a_loader_that_cannot_tell_its_length() -> None:
+    model, x, y = problem(256, noise=0.1)
+
+    class Endless(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(zip(x, y, strict=True))
+
+    loader = DataLoader(Endless(), 8)
+    found = sg.score(model, loss_fn, loader, settle=sg.Settle(0.8, fraction=0.25))
+    assert 0 < found.samples <= 256
+
+
+def test_no_batches_at_all() -> None:
+    model, x, _ = problem(16, noise=0.1)
+    units = sg.find_units(model, x)
+    with pytest.raises(sg.InputError, match="batches: there are none"):
+        sg.score(model, loss_fn, [], units=units, settle=sg.Settle(0.8, fraction=0.25))
+
+
+def test_lengths_are_known_without_reading() -> None:
+    assert length_of([1, 2, 3]) == 3
+    assert length_of(sg.Shard([1, 2, 3])) == 3
+    assert length_of(sg.Shard.of([1, 2, 3])) == 3  # of one process
+    assert length_of(x for x in (1, 2)) is None
+
+
 def test_a_policy_hands_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, y = problem(1024, noise=0.01)
     result = sg.grow(
@@ -166,7 +191,13 @@ def test_a_policy_hands_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: sg.Settle(0.9, fraction=0.1, count=2), "fraction= or count="),
         (lambda: sg.Settle(0.9, fraction=1.5), "fraction"),
         (lambda: sg.Settle(0.9, count=0), "count"),
-        (lambda: sg.Policy(settle=2.0), "overlap"),
+        (lambda: sg.Settle(0.9, count=2.5), "count"),  # type: ignore[arg-type]
+        (lambda: sg.Settle("much", count=2), "overlap"),  # type: ignore[arg-type]
+        (lambda: sg.Settle(0.9, count=2, rank="size"), "rank"),  # type: ignore[arg-type]
+        (lambda: sg.Policy(settle=2.0), "settle"),
+        (lambda: sg.Policy(settle="0.9"), "settle"),  # type: ignore[arg-type]
+        (lambda: sg.Policy(step="0.3"), "step"),  # type: ignore[arg-type]
+        (lambda: sg.Policy(step=True), "step"),
         (lambda: sg.Relative(0.0), "positive"),
         (lambda: sg.Relative("much"), "positive"),  # type: ignore[arg-type]
     ],

@@ -80,20 +80,55 @@ def test_errors_are_those_between_batches(
         assert ((found.errors - wanted[name]).abs() / scale).max() < 1e-7
 
 
-def test_one_small_batch_has_no_error() -> None:
+@pytest.mark.parametrize("memory", [None, 1], ids=["kept", "streamed"])
+def test_one_small_batch_has_no_error(memory: int | None) -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
-    batch = (torch.randn(8, 4), torch.randint(2, (8,)))
-    (found,) = sg.score(model, loss_fn, [batch]).values()
+    batch = (torch.randn(13, 4), torch.randint(2, (13,)))
+    (found,) = sg.score(model, loss_fn, [batch], memory=memory).values()
     assert found.errors.isnan().all()
     assert found.values.isfinite().all()
 
 
-def test_a_unit_without_curvature_is_sure_of_it() -> None:
+@pytest.mark.parametrize("memory", [None, 1], ids=["kept", "streamed"])
+def test_a_unit_without_curvature_is_sure_of_it(memory: int | None) -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     batches = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(3)]
-    (found,) = sg.score(model, loss_fn, batches).values()
+    (found,) = sg.score(model, loss_fn, batches, memory=memory).values()
     assert found.method == "zero"
     assert (found.errors == 0).all()
+
+
+@pytest.mark.parametrize("memory", [None, 1], ids=["kept", "streamed"])
+def test_several_calls_for_one_batch_are_one_group(memory: int | None) -> None:
+    """Half the loss from each of two equal calls is the loss of one, errors included."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    sizes = (8, 5, 9, 7)
+    batches = [(torch.randn(n, 4).double(), torch.randint(2, (n,))) for n in sizes]
+    units = sg.find_units(model, batches[0][0])
+
+    def twice(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return (loss_fn(model, batch) + loss_fn(model, batch)) / 2
+
+    one, two = (
+        sg.score(model, f, batches, units=units, memory=memory)["0"] for f in (loss_fn, twice)
+    )
+    assert torch.allclose(one.values, two.values, rtol=1e-9)
+    assert torch.allclose(one.errors, two.errors, rtol=1e-9)
+    single = sg.score(model, twice, batches[:1], units=units, memory=memory)["0"]
+    assert single.errors.isnan().all()
+
+
+def test_equal_batches_have_no_error_whatever_is_called_on_them() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    batch = (torch.randn(8, 4).double(), torch.randint(2, (8,)))
+
+    def uneven(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return loss_fn(model, batch) + 3 * loss_fn(model, (batch[0] / 2, batch[1]))
+
+    found = sg.score(model, uneven, [batch] * 6)["0"]
+    assert (found.errors < 1e-7 * found.values.abs()).all()
 
 
 def test_errors_tell_how_far_samples_differ() -> None:

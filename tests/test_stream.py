@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -73,6 +75,32 @@ def test_what_does_not_fit_is_not_even_gathered() -> None:
     source = Source(model, units, loss_fn, batches)
     assert keep(source, list(units), size, _alone(), too_many=lambda n: n > 5.5) is None
     assert len(seen) == 6
+
+
+def test_nothing_of_a_batch_is_held_when_the_next_one_begins() -> None:
+    model = nn.Sequential(nn.Linear(12, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))
+    made: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+
+    def loss_fn(model: Any, batch: Tensor) -> Tensor:
+        gc.collect()
+        alive.append(sum(ref() is not None for ref in made))
+        made.clear()
+        hidden = model(batch)
+        made.append(weakref.ref(hidden))
+        return hidden.square().mean()
+
+    seen: list[weakref.ref[Any]] = []
+    batches = [torch.randn(4, 12) for _ in range(3)]
+    units = sg.find_units(model, batches[0])
+    for _, _, evidence in Source(model, units, loss_fn, batches).collect(list(units)):
+        assert not [ref for ref in seen if ref() is not None]
+        seen = [weakref.ref(t) for found in evidence.values() for e in found for t in e.tensors()
+                if t.shape[0] == 4 and t.requires_grad is False and t.ndim == 2
+                and t.shape[1] != 12]  # fmt: skip
+        assert seen
+        del evidence
+    assert alive == [0, 0, 0]
 
 
 def _no(passes: float) -> bool:

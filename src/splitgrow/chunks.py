@@ -9,6 +9,7 @@ its own, which on a GPU is most of the time that small nets take.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,9 +37,10 @@ def pieces(evidence: list[Evidence], unit: Unit, analysis: Analysis) -> Iterator
             yield together.pop()
             continue
         limit = _limit(together[0])
+        size = _largest(together[0].tensors())
         while evidence and _alike([together[0], evidence[0]], fixed):
-            found = [_largest(e.tensors()) for e in (*together, evidence[0])]
-            if sum(found) > limit:
+            size += _largest(evidence[0].tensors())
+            if size > limit:
                 break
             together.append(evidence.pop(0))
         yield from _divided(_joined(together, fixed), fixed, limit)
@@ -103,16 +105,17 @@ def _joined(batches: Sequence[Evidence], fixed: Container[fx.Node]) -> Evidence:
         inputs={node: join(node) for node in batches[0].inputs},
         gradients=tuple(map(gradient, zip(*(b.gradients for b in batches), strict=True))),
         samples=samples,
-        groups=tuple(_rows(_tensors(batch, fixed)) for batch in batches),
+        groups=tuple(replace(b.groups[0], rows=_rows(_tensors(b, fixed))) for b in batches),
     )
 
 
 def groups_of(evidence: Evidence, fixed: Container[fx.Node]) -> Iterator[Evidence]:
     """What each of the batches says that were put together."""
     start = 0
-    for count in evidence.groups:
-        yield _slice(evidence, fixed, start, start + count)
-        start += count
+    for group in evidence.groups:
+        part = _slice(evidence, fixed, start, start + group.rows)
+        yield replace(part, groups=(group,))
+        start += group.rows
 
 
 def _divided(evidence: Evidence, fixed: Container[fx.Node], limit: int) -> Iterator[Evidence]:
@@ -157,5 +160,5 @@ def _slice(evidence: Evidence, fixed: Container[fx.Node], start: int, end: int) 
         inputs={node: cut(node, value) for node, value in evidence.inputs.items()},
         gradients=tuple(None if g is None else g[start:end] for g in evidence.gradients),
         samples=evidence.samples,
-        groups=(end - start,),
+        groups=(evidence.groups[0].part(start, end),),
     )

@@ -104,6 +104,19 @@ def first_of(batches: Iterable[Any], count: int) -> Iterable[Any]:
     return _First(batches, count)
 
 
+def length_of(batches: Iterable[Any]) -> int | None:
+    """How many batches this rank has; None where only reading them would tell."""
+    if isinstance(batches, Shard):
+        return length_of(batches.batches)
+    if isinstance(batches, _Every):
+        whole, team = length_of(batches.batches), _team(batches.group)
+        return None if whole is None else max(-(-(whole - team.rank) // team.size), 0)
+    try:
+        return len(batches)  # type: ignore[arg-type]
+    except TypeError:  # also of a DataLoader whose data set has no length
+        return None
+
+
 def source_of(batches: Iterable[Any]) -> Iterable[Any]:
     """What the user gave: the list or loader inside of a shard or a part."""
     while isinstance(batches, Shard | _Every | _First):
@@ -321,7 +334,7 @@ class Ranks(Team):
     def same_model(self, what: str, model: nn.Module, way_out: str) -> None:
         """Raise on all ranks unless all have the same parameters and buffers, bit for bit."""
         tensors = [*model.named_parameters(), *model.named_buffers()]
-        self.same(what, {name: _digest(tensor) for name, tensor in tensors}, way_out)
+        self.same(what, {name: digest(tensor) for name, tensor in tensors}, way_out)
 
     def share_buffers(self, model: nn.Module, undo: Undo) -> None:
         """Rank 0's buffers for all, as DistributedDataParallel does before a forward pass."""
@@ -348,11 +361,12 @@ def _copy(source: Tensor, target: Tensor) -> None:
     target.data.copy_(source)
 
 
-def _digest(tensor: Tensor) -> str:
+def digest(tensor: Tensor) -> str:
+    """Tells a tensor from any other, bit for bit."""
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    digest = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    digest.update(flat.numpy().data)
-    return digest.hexdigest()[:16]
+    found = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    found.update(flat.numpy().data)
+    return found.hexdigest()[:16]
 
 
 # ---- what failed, and where ----------------------------------------------------------------------

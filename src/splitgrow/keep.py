@@ -52,6 +52,7 @@ def keep(
         for loss, count, evidence in passing:
             total, samples = total + loss * count, samples + count
             shelf.put(evidence, count)
+            del evidence
             crowded = too_many(shelf.share * samples)
             if crowded:
                 break
@@ -76,22 +77,37 @@ class _Shelf:
         self.kept: dict[str, list[Evidence]] = {unit.name: [] for unit in waiting}
         self.share = 0.0
         self._limit = memory
+        # Neighbours share the activations between them: each is counted with the first of them.
+        self._bytes = dict.fromkeys(self.kept, 0)
 
     def put(self, evidence: Mapping[str, list[Evidence]], samples: int) -> None:
         """One batch more."""
+        seen: set[int] = set()
         for unit in self.active:
             self.kept[unit.name] += evidence[unit.name]
+            for tensor in chain.from_iterable(e.tensors() for e in evidence[unit.name]):
+                if tensor.data_ptr() not in seen:
+                    seen.add(tensor.data_ptr())
+                    self._bytes[unit.name] += tensor.numel() * tensor.element_size()
         if self._limit is None:
-            self._limit = max(_held(self.kept), _spare(self.kept))
-        self.share = self.share or _held(self.kept) / samples / max(self._limit, 1)
+            self._limit = max(self._held, _spare(self.kept))
+        self.share = self.share or self._held / samples / max(self._limit, 1)
 
     def clear(self, to: int | None = None) -> None:
         """Drop the last units until what is left fits, or down to so many."""
         assert self._limit is not None
-        while len(self.active) > 1 and _held(self.kept) > self._limit:
-            self.kept.pop(self.active.pop().name)
+        while len(self.active) > 1 and self._held > self._limit:
+            self._drop()
         while to is not None and len(self.active) > to:
-            self.kept.pop(self.active.pop().name)
+            self._drop()
+
+    @property
+    def _held(self) -> int:
+        return sum(self._bytes.values())
+
+    def _drop(self) -> None:
+        name = self.active.pop().name
+        del self.kept[name], self._bytes[name]
 
 
 def _spare(kept: Mapping[str, list[Evidence]]) -> int:
@@ -103,13 +119,3 @@ def _spare(kept: Mapping[str, list[Evidence]]) -> int:
         if place.type == "cuda"
     ]
     return max([KEEP_AT_LEAST, *share])
-
-
-def _held(kept: Mapping[str, list[Evidence]]) -> int:
-    """Bytes of distinct tensors: neighbours share the activations between them."""
-    seen = {
-        t.data_ptr(): t.numel() * t.element_size()
-        for evidence in chain(*kept.values())
-        for t in evidence.tensors()
-    }
-    return sum(seen.values())

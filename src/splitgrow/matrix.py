@@ -175,6 +175,23 @@ class SplittingMatrix:
         shape = [size for i, size in enumerate(self._shape) if i != self._channel]
         return rows.reshape(self._unit.width, *shape).movedim(0, self._channel)
 
+    @property
+    def has_forms(self) -> bool:
+        """Is v^T S v of each sample known from z = X v alone?"""
+        return self._diagonal is not None and self.has_rows
+
+    def forms(self, vectors: Tensor, rows: Sequence[int] | None) -> Tensor:
+        """(groups, width) v_k^T S_k v_k of so many rows of dimension 0 each: half a product.
+
+        S = X^T C X with a diagonal C, so it is the sum of C z^2 over the places of a group.
+        """
+        with torch.no_grad():
+            z = self._run_head(self._heads[0][0], self._split(vectors))
+        assert self._diagonal is not None
+        bent = z.square_().mul_(self._diagonal).movedim(self._channel, -1)
+        parts = [bent] if rows is None else bent.split(list(rows))
+        return torch.stack([part.flatten(0, -2).sum(dim=0) for part in parts])
+
     # ---- parts of a product -------------------------------------------------------------------
 
     def _hessian(self, tangents: list[Tensor]) -> Sequence[Tensor | None]:
@@ -267,16 +284,18 @@ def arranged(evidence: Evidence, unit: Unit) -> Evidence:
     Not where the weights are larger than the images: rearranging them would cost more. And not in
     front of a convolution whose weight gradient oneDNN gets wrong in this order.
     """
+    order = torch.channels_last
     if any(map(_is_corrupted_by_channels_last, [h.node for h in unit.subgraph.heads])):
-        return evidence
+        order = torch.contiguous_format
     tensors = [*evidence.inputs.values(), *evidence.gradients]
     images = [t for t in tensors if isinstance(t, Tensor) and t.ndim == 4 and not t.is_cuda]
-    if max((t.numel() for t in images), default=0) < unit.width * unit.size:
+    large = max((t.numel() for t in images), default=0) >= unit.width * unit.size
+    if order is torch.channels_last and not large:
         return evidence
 
     def arrange(value: Any) -> Any:
         image = isinstance(value, Tensor) and value.ndim == 4 and not value.is_cuda
-        return value.contiguous(memory_format=torch.channels_last) if image else value
+        return value.contiguous(memory_format=order) if image else value
 
     return replace(
         evidence,

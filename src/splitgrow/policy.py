@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
-from numbers import Real
 from typing import Any, Literal, get_args
 
 from splitgrow.cost import Cost
 from splitgrow.errors import InputError
 from splitgrow.scores import Rank
 from splitgrow.select import Caps, Limits, Per, check_selection
-from splitgrow.settle import Settle
+from splitgrow.settle import Settle, is_share
 from splitgrow.split import Relative, check_step
 
 After = Literal["finetune", "retrain"]
@@ -36,7 +35,8 @@ class Policy:
             neuron's length. By default it is searched.
         lanczos: Lanczos steps of a scoring; see :func:`splitgrow.score`.
         settle: score no more of the batches than it takes to choose this share of the neurons as
-            all batches would; see :class:`splitgrow.Settle`. By default all are scored.
+            all batches would; see :class:`splitgrow.Settle`. By default all are scored. Neurons are
+            compared by ``rank`` alone: what they cost, and limits, are not looked at for that.
         after: ``"finetune"`` trains the grown net on; ``"retrain"`` gives it fresh weights first.
     """
 
@@ -60,7 +60,8 @@ class Policy:
         if self.after not in get_args(After):
             raise InputError(f"after: expected one of {get_args(After)}, got {self.after!r}.")
         check_step(self.step)
-        self.settled(1)
+        if self.settle is not None and not is_share(self.settle):
+            raise InputError(f"settle: expected a share in (0, 1), got {self.settle!r}.")
         if self.lanczos is not None and not _is_whole(self.lanczos):
             raise InputError(
                 f"lanczos: expected a whole number of at least 1, got {self.lanczos!r}."
@@ -134,10 +135,6 @@ class Budget:
         params = None if self.params is None else self.params - cost.params
         macs = None if self.macs is None else self.macs - cost.macs
         return Limits(count, params, macs)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _is_whole(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from splitgrow.curvature import Softplus
 from splitgrow.distributed import Team
 from splitgrow.matrix import SplittingMatrix, arranged
 from splitgrow.spread import Spread
-from splitgrow.tap import Evidence
+from splitgrow.tap import Evidence, Group
 from splitgrow.units import Unit
 
 
@@ -49,12 +50,13 @@ class Products:
         self._setup = setup
         self._place = f"a product of {unit.name}"
         self.terms: list[tuple[float, SplittingMatrix]] = []
-        self._groups: list[tuple[int, ...]] = []
+        self._groups: list[tuple[Group, ...]] = []
         self._joined: dict[int, Evidence] = {}  # by term, where several batches are in one
         for piece in pieces(evidence, unit, setup.analysis):
-            if len(piece.groups) > 1:
+            matrix = setup.matrix(unit, piece)
+            if len(piece.groups) > 1 and not matrix.has_forms:
                 self._joined[len(self.terms)] = piece
-            self.terms.append((piece.samples / samples, setup.matrix(unit, piece)))
+            self.terms.append((piece.samples / samples, matrix))
             self._groups.append(piece.groups)
 
     @property
@@ -76,19 +78,34 @@ class Products:
 
     def spread(self, vectors: Tensor, spread: Spread) -> None:
         """Add what each group of samples says of v_k^T S_k v_k: a batch, or a piece of one."""
-        for i, (weight, matrix) in enumerate(self.terms):
-            for samples, part in self._parts(i, matrix):
-                spread.add(weight * (vectors * part(vectors)).sum(dim=1), samples)
+        forms: dict[tuple[int, int | None], Tensor] = {}
+        samples: Counter[tuple[int, int | None]] = Counter()
+        for i, (weight, _) in enumerate(self.terms):
+            for group, form in self._forms(i, vectors):
+                key = group.batch, group.piece
+                forms[key] = forms[key] + weight * form if key in forms else weight * form
+                samples[key] += group.samples
+        for key, form in forms.items():
+            spread.add(form, samples[key])
 
-    def _parts(self, i: int, matrix: SplittingMatrix) -> Iterator[tuple[int, SplittingMatrix]]:
-        if i not in self._joined:
-            yield self._groups[i][0], matrix
-            return
-        fixed = self._setup.analysis.graph.constants
-        for part in groups_of(self._joined[i], fixed):
-            yield part.groups[0], self._setup.matrix(self.unit, part)
+    def _forms(self, i: int, vectors: Tensor) -> Iterator[tuple[Group, Tensor]]:
+        """v_k^T S_k v_k (width,) of each group in a term."""
+        groups, matrix = self._groups[i], self.terms[i][1]
+        if matrix.has_forms:
+            rows = [g.rows for g in groups] if len(groups) > 1 else None
+            yield from zip(groups, matrix.forms(vectors, rows), strict=True)
+        elif i in self._joined:
+            fixed = self._setup.analysis.graph.constants
+            for group, part in zip(groups, groups_of(self._joined[i], fixed), strict=True):
+                yield group, _form(self._setup.matrix(self.unit, part), vectors)
+        else:
+            yield groups[0], _form(matrix, vectors)
 
     @property
     def groups(self) -> int:
         """Of samples, on this rank."""
-        return sum(map(len, self._groups))
+        return len({(group.batch, group.piece) for some in self._groups for group in some})
+
+
+def _form(matrix: SplittingMatrix, vectors: Tensor) -> Tensor:
+    return (vectors * matrix(vectors)).sum(dim=1)

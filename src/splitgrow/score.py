@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from splitgrow import stream
 from splitgrow.curvature import Softplus
-from splitgrow.distributed import APART, Team, bare, team_of
+from splitgrow.distributed import APART, Team, bare, digest, team_of
 from splitgrow.errors import InputError
 from splitgrow.keep import keep
 from splitgrow.products import Products, Setup
@@ -72,7 +72,10 @@ def score(
             units = find_units(model, call.args or call.bound_to(model).kwargs)
         units.check(model)
         _check_start(start, units)
-        with torch.inference_mode(False), _one_model(model, units, (steps, stand_in, settle), team):
+        with (
+            torch.inference_mode(False),
+            _one_model(model, units, start, (steps, stand_in, settle), team),
+        ):
             setup = Setup(units.analysis, _constants(model, units), stand_in, team)
 
             def score_on(some: Iterable[Any], start: Scores | None) -> Scores:
@@ -126,7 +129,9 @@ def _check_start(start: Scores | None, units: Units) -> None:
 
 
 @contextmanager
-def _one_model(model: nn.Module, units: Units, settings: object, team: Team) -> Iterator[None]:
+def _one_model(
+    model: nn.Module, units: Units, start: Scores | None, settings: object, team: Team
+) -> Iterator[None]:
     """Inside, all ranks have the same model: rank 0's buffers, and parameters that are checked."""
     if team.size == 1:
         yield
@@ -135,12 +140,20 @@ def _one_model(model: nn.Module, units: Units, settings: object, team: Team) -> 
         try:
             found = {unit.name: f"{unit.width} x {unit.size}" for unit in units}
             same_call = "Call it with the same units and settings on every rank."
-            team.same("score", found | {"settings": repr(settings)}, same_call)
+            given = {"start": _digest(start, units), "settings": repr(settings)}
+            team.same("score", found | given, same_call)
             team.share_buffers(model, undo)
             team.same_model("model", model, APART)
             yield
         finally:
             undo.rollback()
+
+
+def _digest(start: Scores | None, units: Units) -> str:
+    """Tells vectors to start from apart."""
+    if start is None:
+        return "none"
+    return " ".join(digest(start[unit.name].vectors) for unit in units)
 
 
 def _score_all(source: Source, setup: Setup, effort: Effort, memory: int | None) -> Scores:

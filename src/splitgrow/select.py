@@ -91,21 +91,22 @@ def _check_choices(rank: str, per: str | None) -> None:
 def _check_amounts(fraction: float | None, count: int | None, threshold: float) -> None:
     if fraction is not None and count is not None:
         raise InputError("give fraction= or count=, not both.")
-    if fraction is not None and not (_is_number(fraction) and 0 < fraction <= 1):
+    if fraction is not None and not (is_number(fraction) and 0 < fraction <= 1):
         raise InputError(f"fraction: expected a number in (0, 1], got {fraction!r}.")
     _check_whole("count", count, 1)
-    if not (_is_number(threshold) and threshold <= 0):
+    if not (is_number(threshold) and threshold <= 0):
         raise InputError(f"threshold: lambda* must be <= 0, got {threshold!r}.")
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real)
+def is_number(value: Any) -> bool:
+    """A real number, and no truth value?"""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _check_whole(name: str, value: Any, least: int) -> None:
     if value is None:
         return
-    if not _is_number(value) or value < least or value != value // 1:
+    if not is_number(value) or value < least or value != value // 1:
         raise InputError(f"{name}: expected a whole number of at least {least}, got {value!r}.")
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from splitgrow.distributed import first_of, team_of
+from splitgrow.distributed import first_of, length_of, team_of
 from splitgrow.errors import InputError
 from splitgrow.scores import Rank, Scores
+from splitgrow.select import Caps, check_selection, is_number
 from splitgrow.view import passes
 
 ScoreOn = Callable[[Iterable[Any], Scores | None], Scores]  # on some batches, from other scores
@@ -22,7 +23,8 @@ class Settle:
     """Score no more of the batches than it takes to know which neurons to split.
 
     Batches are taken in the order in which they come, which should be random: an eighth of them
-    first, then as many more as the standard errors say are needed.
+    first, then as many more as the standard errors say are needed. Several processes each begin
+    with the first of their own.
 
     Args:
         overlap: of the neurons that are chosen, the share that all the batches would choose too,
@@ -38,14 +40,11 @@ class Settle:
     rank: Rank = "lambda"
 
     def __post_init__(self) -> None:
-        if not 0 < self.overlap < 1:
+        if not is_share(self.overlap):
             raise InputError(f"overlap: expected a share in (0, 1), got {self.overlap!r}.")
-        if (self.fraction is None) == (self.count is None):
-            raise InputError("settle: give fraction= or count=, one of them.")
-        if self.fraction is not None and not 0 < self.fraction <= 1:
-            raise InputError(f"fraction: expected a number in (0, 1], got {self.fraction!r}.")
-        if self.count is not None and self.count < 1:
-            raise InputError(f"count: expected at least 1, got {self.count!r}.")
+        if self.fraction is None and self.count is None:
+            raise InputError("settle: give fraction= or count=, how many neurons are chosen.")
+        check_selection(self.rank, None, self.fraction, self.count, 0.0, Caps())
 
     def how_many(self, scores: Scores) -> int:
         """Of these neurons."""
@@ -65,6 +64,11 @@ class Settle:
         return scores.overlap(self.how_many(scores), self.rank, shrink=shrink)
 
 
+def is_share(value: Any) -> bool:
+    """A number between 0 and 1, neither of them?"""
+    return is_number(value) and 0 < value < 1
+
+
 def settled(
     score: ScoreOn, batches: Iterable[Any], to: Settle, start: Scores | None = None
 ) -> Scores:
@@ -72,12 +76,16 @@ def settled(
 
     Each portion starts with the vectors of the one before.
     """
-    own = len(batches) if isinstance(batches, Sized) else sum(1 for _ in passes(batches))
+    own = length_of(batches)
+    if own is None:
+        own = sum(1 for _ in passes(batches))
     team = team_of(batches)
-    total = team.sum(own, "the number of batches")
+    total = max(team.sum(own, "the number of batches"), 1)  # of none at all, score tells
     share = min(max(FIRST, FEWEST / total), 1.0)
     while True:
-        start = scores = score(first_of(batches, ceil(share * own)), start)
+        taken = ceil(share * own)
+        share = team.sum(taken, "the batches to score") / total
+        start = scores = score(first_of(batches, taken), start)
         if share >= 1 or to.expected(scores, share) >= to.overlap:
             return scores
         enough = (m for m in (2.0, 4.0) if to.expected(scores, share, m) >= to.overlap)

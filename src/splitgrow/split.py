@@ -16,6 +16,7 @@ from splitgrow.distributed import APART, Team, bare, retire, team_of
 from splitgrow.errors import InputError, LossError, PlanError, SplitRefused
 from splitgrow.optimizer import carry_state, check_optimizer
 from splitgrow.plan import Entry, SplitPlan
+from splitgrow.select import is_number
 from splitgrow.state import Undo
 from splitgrow.surgery import Regrowth, plan_regrowth, regrow
 from splitgrow.tap import LossFn
@@ -180,14 +181,14 @@ def _check_plan(model: nn.Module, plan: SplitPlan) -> None:
 def check_step(step: Any) -> None:
     """A positive number, a part of each neuron's length, or none at all."""
     if step is not None and not isinstance(step, Relative) and not _is_positive(step):
-        raise InputError(f"step: expected a positive number, got {step!r}.")
+        raise InputError(
+            f"step: expected a positive number, got {step!r}. A part of each neuron's length is "
+            "splitgrow.Relative(0.3)."
+        )
 
 
 def _is_positive(number: Any) -> bool:
-    try:
-        return 0 < float(number) < inf
-    except (TypeError, ValueError):
-        return False
+    return is_number(number) and 0 < number < inf
 
 
 def _check_data(

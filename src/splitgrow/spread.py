@@ -43,4 +43,5 @@ class Spread:
         groups, samples, samples_squared = sums[-3:]
         share = total / samples  # of one sample
         spread = squares - 2 * share * crossed + share**2 * samples_squared
-        return (groups / (groups - 1) * spread.clamp_min(0)).sqrt()
+        error = (groups / (groups - 1) * spread.clamp_min(0)).sqrt()
+        return torch.where(groups > 1, error, torch.nan)

@@ -89,7 +89,9 @@ class Stream:
                 zero = not team.any(name in seen.bent, f"a product of {name}")
                 total = team.add_(product, f"a product of {name}") / samples
                 solving[name].answer(total, zero=zero)
-        errors = self._errors({n: one.pairs.vectors for n, one in solving.items()}, samples)
+        bent = {n: one.pairs.vectors for n, one in solving.items() if one.method != "zero"}
+        errors = {n: theta.new_zeros(len(theta)) for n, theta in thetas.items()}
+        errors |= self._errors(bent, samples)
         found = {
             n: scores_of(units[n], team, one.pairs, thetas[n], errors[n], one.method)
             for n, one in solving.items()
@@ -106,14 +108,18 @@ class Stream:
                 seen.products[name] += one.own(asked[name])
                 if not one.is_zero:
                     seen.bent.add(name)
+                del one  # its matrices, before those of the next are made
         return seen
 
     def _errors(self, vectors: Mapping[str, Tensor], samples: int) -> dict[str, Tensor]:
         """The standard errors of lambda, from one more pass."""
+        if not vectors:
+            return {}
         spreads = {name: Spread(len(v), v.device) for name, v in vectors.items()}
         for _, _, products in self._passed(list(vectors), of=samples):
             for one in products:
                 one.spread(vectors[one.unit.name], spreads[one.unit.name])
+                del one
         team = self.setup.team
         return {n: s.error(team, n).to(vectors[n].dtype) for n, s in spreads.items()}
 
@@ -128,3 +134,4 @@ class Stream:
                 samples,
                 (Products(unit, evidence.pop(unit.name), self.setup, of) for unit in wanted),
             )
+            del evidence

@@ -28,13 +28,36 @@ Edge = tuple[fx.Node, fx.Node]
 
 
 @dataclass(frozen=True)
+class Group:
+    """Samples that standard errors take as one: a batch, or a piece of one.
+
+    Attributes:
+        piece: which one of its batch. None: all that is said of the batch is one group, because
+            the model is called several times for the same samples.
+        rows: of dimension 0, that are here.
+        samples: how many these count for; 0 in a further call.
+    """
+
+    batch: int
+    piece: int | None
+    rows: int
+    samples: int
+
+    def part(self, start: int, end: int) -> Group:
+        """Some of its rows."""
+        rows = end - start
+        piece = None if self.piece is None else start
+        return Group(self.batch, piece, rows, rows if self.samples else 0)
+
+
+@dataclass(frozen=True)
 class Evidence:
     """What some samples say about one unit: constants of its sub-graph and g at its edges."""
 
     inputs: dict[fx.Node, Any]
     gradients: tuple[Tensor | None, ...]  # one per edge; None where the loss does not see it
     samples: int  # whose mean loss g is the derivative of
-    groups: tuple[int, ...]  # samples that are here, those of each batch that was put into it
+    groups: tuple[Group, ...]  # what is here, of each batch that was put into it
 
     def tensors(self) -> list[Tensor]:
         """The activations and gradients."""
@@ -132,13 +155,20 @@ def collect(
     """For each batch: its loss, its number of samples, and the evidence of each wanted unit."""
     with eval_mode(model):
         for index, batch in enumerate(passes(batches)):
-            tapped = TappedModel(model, units.graph, wanted)
-            with torch.enable_grad():
-                loss = check_loss(loss_fn(tapped, batch), index)
-                samples = tapped.samples
-                gradients = _backward(model, loss, tapped.records, index)
-            found = [(r, g, samples) for r, g in zip(tapped.records, gradients, strict=True)]
-            yield loss.item(), samples, {u.name: _evidence(u, found) for u in wanted}
+            # No name for it here: what the receiver drops is gone before the next batch.
+            yield _on_batch(model, units, wanted, loss_fn, batch, index)
+
+
+def _on_batch(
+    model: nn.Module, units: Units, wanted: Sequence[Unit], loss_fn: LossFn, batch: Any, index: int
+) -> tuple[float, int, dict[str, list[Evidence]]]:
+    tapped = TappedModel(model, units.graph, wanted)
+    with torch.enable_grad():
+        loss = check_loss(loss_fn(tapped, batch), index)
+        samples = tapped.samples
+        gradients = _backward(model, loss, tapped.records, index)
+    calls = list(zip(tapped.records, gradients, strict=True))
+    return loss.item(), samples, {u.name: _evidence(u, calls, samples, index) for u in wanted}
 
 
 @dataclass(frozen=True)
@@ -189,14 +219,18 @@ def _warn_of_direct_use(index: int, names: list[str]) -> None:
 
 
 def _evidence(
-    unit: Unit, found: list[tuple[_Record, dict[Edge, Tensor | None], int]]
+    unit: Unit,
+    calls: list[tuple[_Record, dict[Edge, Tensor | None]]],
+    samples: int,
+    batch: int,
 ) -> list[Evidence]:
+    piece = 0 if len(calls) == 1 else None
     return [
         Evidence(
             inputs={n: record.kept[n] for n in unit.subgraph.inputs if n in record.kept},
             gradients=tuple(gradients.get(edge) for edge in unit.subgraph.edges),
             samples=samples,
-            groups=(samples,),
+            groups=(Group(batch, piece, samples, 0 if call else samples),),
         )
-        for record, gradients, samples in found
+        for call, (record, gradients) in enumerate(calls)
     ]
