@@ -80,16 +80,15 @@ def compared(found: sg.Scores, truth: sg.Scores) -> dict[str, float]:
     mine, best = joined(found), joined(truth)
     count = round(SHARE * len(best))
     named, right = (values.sort(stable=True).indices[:count] for values in (mine, best))
-    gain = best.clamp_max(0)
+    gain, errors = best.clamp_max(0), joined(found, "errors")
+    within = ((mine - best).abs() <= 2 * errors).double().where(~errors.isnan(), torch.nan)
     error = (mine[named] - best[named]).abs() / best[named].abs().clamp_min(1e-30)
     return {
         "overlap": len(set(named.tolist()) & set(right.tolist())) / count,
         "kept": float(gain[named].sum() / gain[right].sum()),
         "error": float(error.median()),
         "expected": found.overlap(count, shrink=max(1 - found.samples / truth.samples, 0) ** 0.5),
-        "within": float(
-            ((mine - best).abs() <= 2 * joined(found, "errors"))[named].double().mean()
-        ),
+        "within": float(within[named].mean()),
     }
 
 
