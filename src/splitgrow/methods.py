@@ -22,7 +22,7 @@ from splitgrow.policy import Policy
 from splitgrow.score import score
 from splitgrow.scores import Scores
 from splitgrow.select import Candidate, Limits, _check_scores, candidates, choose
-from splitgrow.split import Receipt, Relative, rehearse, split
+from splitgrow.split import Receipt, Relative, is_relative, rehearse, split
 from splitgrow.tap import LossFn
 from splitgrow.units import Units, named_tensors
 
@@ -164,7 +164,7 @@ class Splitting(Method):
         if not len(plan):
             raise SplitRefused("no neuron of the plan lowers the loss. Nothing was changed.")
         receipt = _split_at(site, plan, site.policy.step)
-        return _from_receipt(receipt, relative=_is_relative(site.policy.step), known=True)
+        return _from_receipt(receipt, relative=is_relative(site.policy.step), known=True)
 
 
 def _helpful(site: Site, plan: SplitPlan) -> list[Entry]:
@@ -256,11 +256,7 @@ def _split_anyway(site: Site, plan: SplitPlan, *, known: bool) -> Growth:
     except SplitRefused:
         step = SMALL_STEP * (sum(entry.scale for entry in plan) / len(plan) or 1.0)
         receipt = _split_at(site, plan, step)
-    return _from_receipt(receipt, relative=_is_relative(step), known=known)
-
-
-def _is_relative(step: float | Relative | None) -> bool:
-    return step is None or isinstance(step, Relative)
+    return _from_receipt(receipt, relative=is_relative(step), known=known)
 
 
 def _from_receipt(receipt: Receipt, *, relative: bool, known: bool) -> Growth:

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from splitgrow.cost import Cost
 from splitgrow.errors import InputError
 from splitgrow.scores import Rank
-from splitgrow.select import Caps, Limits, Per, check_selection
+from splitgrow.select import Caps, Limits, Per, check_selection, part_of
 from splitgrow.settle import Settle, is_share
 from splitgrow.split import Relative, check_step
 
@@ -83,7 +83,7 @@ class Policy:
         if self.count is not None:
             return self.count
         assert self.fraction is not None
-        return max(round(self.fraction * neurons), 1)
+        return part_of(neurons, self.fraction)
 
 
 @dataclass(frozen=True)

@@ -82,9 +82,8 @@ class Products:
         samples: Counter[tuple[int, int | None]] = Counter()
         for i, (weight, _) in enumerate(self.terms):
             for group, form in self._forms(i, vectors):
-                key = group.batch, group.piece
-                forms[key] = forms[key] + weight * form if key in forms else weight * form
-                samples[key] += group.samples
+                forms[group.key] = forms.get(group.key, 0) + weight * form
+                samples[group.key] += group.samples
         for key, form in forms.items():
             spread.add(form, samples[key])
 
@@ -104,7 +103,7 @@ class Products:
     @property
     def groups(self) -> int:
         """Of samples, on this rank."""
-        return len({(group.batch, group.piece) for some in self._groups for group in some})
+        return len({group.key for some in self._groups for group in some})
 
 
 def _form(matrix: SplittingMatrix, vectors: Tensor) -> Tensor:

@@ -67,6 +67,11 @@ class Scores(Mapping[str, UnitScores]):
         self.loss = loss
         self.samples = samples
 
+    @property
+    def neurons(self) -> int:
+        """Of all units."""
+        return sum(len(found.values) for found in self.values())
+
     def __getitem__(self, name: str) -> UnitScores:
         if name not in self._scores:
             raise KeyError(f"no unit {name!r}; there are: {', '.join(self._scores)}")

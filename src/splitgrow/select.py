@@ -60,9 +60,14 @@ def select(
     _check_whole("max_macs", max_macs, 0)
     _check_scores(scores)
     if fraction is not None:
-        count = max(round(fraction * sum(len(found.values) for found in scores.values())), 1)
+        count = part_of(scores.neurons, fraction)
     limits = Limits(count, max_params, max_macs)
     return choose(scores.units, candidates(scores, threshold, rank), limits, caps)
+
+
+def part_of(neurons: int, fraction: float) -> int:
+    """A fraction of so many neurons, rounded; at least one."""
+    return max(round(fraction * neurons), 1)
 
 
 def check_selection(

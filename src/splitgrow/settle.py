@@ -10,7 +10,7 @@ from typing import Any
 from splitgrow.distributed import first_of, length_of, team_of
 from splitgrow.errors import InputError
 from splitgrow.scores import Rank, Scores
-from splitgrow.select import Caps, check_selection, is_number
+from splitgrow.select import Caps, check_selection, is_number, part_of
 from splitgrow.view import passes
 
 ScoreOn = Callable[[Iterable[Any], Scores | None], Scores]  # on some batches, from other scores
@@ -51,7 +51,7 @@ class Settle:
         if self.count is not None:
             return self.count
         assert self.fraction is not None
-        return max(round(self.fraction * sum(len(found.values) for found in scores.values())), 1)
+        return part_of(scores.neurons, self.fraction)
 
     def expected(self, scores: Scores, share: float, more: float = 1.0) -> float:
         """The overlap with the choice of all batches, of which ``share`` have been scored.

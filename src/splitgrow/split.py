@@ -187,6 +187,11 @@ def check_step(step: Any) -> None:
         )
 
 
+def is_relative(step: float | Relative | None) -> bool:
+    """Is it in parts of each neuron's length, as a searched one is?"""
+    return step is None or isinstance(step, Relative)
+
+
 def _is_positive(number: Any) -> bool:
     return is_number(number) and 0 < number < inf
 
@@ -246,8 +251,7 @@ class _Operation:
         self.shapes = {name: self.tensors[name].shape for name in self.plans}
         self.size = self._count()
         # A searched step is relative to each neuron's length, a number that is given is absolute.
-        relative = step is None or isinstance(step, Relative)
-        self.unit_steps = _lengths(plan) if relative else [1.0] * len(plan)
+        self.unit_steps = _lengths(plan) if is_relative(step) else [1.0] * len(plan)
         self.offsets = _offsets(plan, self.plans, self.tensors, self.unit_steps)
         self.outputs = self._run_example()
 

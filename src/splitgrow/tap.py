@@ -43,6 +43,11 @@ class Group:
     rows: int
     samples: int
 
+    @property
+    def key(self) -> tuple[int, int | None]:
+        """What belongs together has the same one."""
+        return self.batch, self.piece
+
     def part(self, start: int, end: int) -> Group:
         """Some of its rows."""
         rows = end - start
