@@ -34,14 +34,15 @@ def depthwise_kernels() -> AbstractContextManager[Any]:
 
 
 def layout_for(net: nn.Module, device: torch.device) -> torch.memory_format:
-    """Channels last for what a GPU's matrix units compute.
+    """Channels last: what a GPU's matrix units compute, and up to twice as fast on a CPU.
 
-    Without these kernels not for depthwise convolutions, which cuDNN would compile for every number
-    of channels.
+    Not for depthwise convolutions on a GPU without these kernels, where cuDNN would compile its own
+    for every number of channels.
     """
+    if device.type != "cuda" or have_kernels():
+        return torch.channels_last
     depthwise = any(isinstance(m, nn.Conv2d) and m.groups > 1 for m in net.modules())
-    last = device.type == "cuda" and (have_kernels() or not depthwise)
-    return torch.channels_last if last else torch.contiguous_format
+    return torch.contiguous_format if depthwise else torch.channels_last
 
 
 class _Mode(TorchFunctionMode):

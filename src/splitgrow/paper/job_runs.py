@@ -27,6 +27,7 @@ from splitgrow.files import write_file
 from splitgrow.paper.bench import Bench
 from splitgrow.paper.job_study import Study
 from splitgrow.paper.jobs import Job
+from splitgrow.paper.memory import keep_freed_memory
 from splitgrow.paper.results import hardware, rounded
 from splitgrow.paper.training import full_precision
 from splitgrow.runs import RunFolder
@@ -203,6 +204,7 @@ def _start(job: Job, order: Order) -> _Running:
 
 def _run_alone(job: Job, order: Order) -> None:
     torch.set_num_threads(1)
+    keep_freed_memory()
     run_job(job, order)
 
 
