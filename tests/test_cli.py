@@ -61,7 +61,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def call(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from splitgrow.cli import main; main()"]
+    command = [sys.executable, "-m", "splitgrow"]
     return subprocess.run(
         [*command, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=120
     )

@@ -235,13 +235,24 @@ def test_every_method(arch: str, method: str, small: None, shared: Path) -> None
 
 
 def test_long_training_is_as_long_as_growth_to_that_width(small: None, tmp_path: Path) -> None:
-    setting = replace(TINY, phases=None, largest=0.5, growth=0.2, epochs=1)
+    setting = replace(TINY, phases=None, largest=0.5, growth=0.2, epochs=1, finish=4)
     long = done(Job("vgg19", "uniform-long"), tmp_path, setting)
     short = done(Job("vgg19", "uniform"), tmp_path, setting)
     widths = column(short, "widths")
-    assert column(long, "widths")[:-1] == widths[2::3]
-    assert column(long, "epochs") == [3 * (k + 1) for k in range(len(long["points"]))]
-    assert column(long, "params")[-1] >= 0.5 * long["full"]["params"]
+    assert column(long, "widths") == widths[::-3][::-1]  # the last one too
+    grown = list(range(1, len(widths) + 1))[::-3][::-1]
+    assert column(long, "epochs") == [*grown[:-1], grown[-1] + setting.finish]
+    assert column(short, "epochs") == [1] * len(widths)
+
+
+@pytest.mark.parametrize("method", ["splitting", "random"])
+def test_the_last_net_of_growth_is_finished(method: str, small: None, tmp_path: Path) -> None:
+    found = done(Job("vgg19", method), tmp_path, replace(TINY, finish=3))
+    *grown, last, finished = found["points"]
+    assert len(grown) + 1 == TINY.phases
+    assert finished["widths"] == last["widths"]
+    assert finished["epochs"] == last["epochs"] + 3 * TINY.epochs
+    assert last["split"] is None
 
 
 @pytest.mark.parametrize("method", ["random", "uniform"])

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from splitgrow.paper.depthwise_kernels import depthwise_kernels, have_kernels
+from splitgrow.paper import depthwise_kernels as kernels
+from splitgrow.paper.depthwise_kernels import depthwise_kernels, have_kernels, layout_for
 
 SHAPES = {  # channels, side, stride, padding, height, width
     "same size": (20, 3, 1, 1, 8, 8),
@@ -74,3 +75,20 @@ def test_every_other_convolution_is_left_to_pytorch(conv: nn.Conv2d, device: str
     with depthwise_kernels():
         y = conv(x)
     torch.testing.assert_close(y, conv(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("device", "groups", "have", "last"),
+    [
+        ("cpu", 4, False, True),
+        ("cuda", 4, True, True),
+        ("cuda", 1, False, True),
+        ("cuda", 4, False, False),  # cuDNN would compile
+    ],
+)
+def test_layout(
+    device: str, groups: int, have: bool, last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "have_kernels", lambda: have)
+    found = layout_for(nn.Conv2d(4, 4, 3, groups=groups), torch.device(device))
+    assert found == (torch.channels_last if last else torch.contiguous_format)

@@ -219,12 +219,12 @@ def test_settings() -> None:
 
 def test_the_whole_study() -> None:
     found = study(range(5))
-    assert len({job.name for job in found}) == len(found) == 5 * (5 + 7) + 1
+    assert len({job.name for job in found}) == len(found) == 5 * (6 + 7)
     assert Job(DSCNN, "splitting").name == "DS-CNN-splitting-finetune-relu-0"
     for seed in range(5):
         mine = {(job.arch, job.method) for job in found if job.seed == seed}
         assert {(arch, "full") for arch in HELLO_EDGE} <= mine
-        for method in ("splitting", "splitting-macs", "random", "uniform", "bn"):
+        for method in ("splitting", "splitting-macs", "random", "uniform", "uniform-long", "bn"):
             assert (DSCNN, method) in mine
 
 
@@ -400,8 +400,9 @@ def test_nets_methods_and_schedule_can_be_chosen(ordered: list[Any]) -> None:
     words = ("--arch", DSCNN, "--method", "bn", "--seeds", "2", "--paper-schedule")
     assert invoke(*words).exit_code == 0
     assert ordered == [[Job(DSCNN, "bn", seed=seed) for seed in (0, 1)], Setting().paper()]
-    assert invoke("--quick", "--epochs", "3").exit_code == 0
-    assert ordered[2:] == [study(range(1)), replace(Setting().quick(), epochs=3)]
+    assert invoke("--quick", "--epochs", "3", "--batch", "16", "--finish", "2").exit_code == 0
+    changed = replace(Setting().quick(), epochs=3, batch=16, finish=2)
+    assert ordered[2:] == [study(range(1)), changed]
 
 
 @pytest.mark.parametrize(

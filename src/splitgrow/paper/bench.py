@@ -44,6 +44,8 @@ class Setting:
         keep: share of the channels that a pruning step leaves; it ends with the first net that has
             no more parameters than the seed.
         phases: at most so many nets in a job.
+        finish: for how many more phases the last net of growth is trained, under one fall of the
+            learning rate; "uniform-long" has as many more.
         width: channels of the seed.
     """
 
@@ -61,6 +63,7 @@ class Setting:
     sparsity: float = 1e-4
     keep: float = 0.7
     phases: int | None = None
+    finish: int = 0
     width: int = WIDTH
 
 

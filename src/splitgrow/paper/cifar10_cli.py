@@ -11,9 +11,11 @@ import typer
 from splitgrow.paper.options import (
     DATA,
     FOLDER,
+    Batch,
     Data,
     Device,
     Download,
+    Finish,
     Folder,
     Methods,
     Phases,
@@ -45,7 +47,9 @@ def cifar10(
     seeds: Seeds = 3,
     workers: Workers = 1,
     epochs: Epochs = None,
+    batch: Batch = None,
     phases: Phases = None,
+    finish: Finish = None,
     step: Step = None,
     paper_schedule: PaperSchedule = False,  # noqa: FBT002  (typer makes it a flag)
     quick: Quick = False,  # noqa: FBT002
@@ -72,8 +76,8 @@ def cifar10(
     console, place = Console(), folder / "cifar10"
     if not redraw:
         setting = scheduled(
-            Setting(), paper_schedule=paper_schedule, quick=quick, epochs=epochs, phases=phases,
-            step=step,
+            Setting(), paper_schedule=paper_schedule, quick=quick, epochs=epochs, batch=batch,
+            phases=phases, finish=finish, step=step,
         )  # fmt: skip
         todo = chosen(study(range(1 if quick else seeds)), arch, method)
         read(data, download=download)  # now, with a good error, and not in every process

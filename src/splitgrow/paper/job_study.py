@@ -26,7 +26,7 @@ from splitgrow.split import Relative
 from splitgrow.state import eval_mode, seeded
 from splitgrow.units import find_units
 
-LONG_EVERY = 3  # of the uniform widths, one in so many is also trained for as long as growth
+LONG_EVERY = 3  # of the uniform widths, one in so many (the last too) is trained as long as growth
 COUNTS = ("operations",)  # metrics of a net that are whole numbers, where a bench has them
 NET, POINTS = "net.safetensors", "points.json"
 
@@ -90,6 +90,7 @@ class Study:
             # The size as a metric, not as a budget: that would trim the last split, and then go
             # on with the few neurons that still fit, in a phase each time.
             until=Budget(phases=setting.phases, metric=("share", setting.largest)),
+            finish=partial(bench.train_longer, phases=setting.finish) if setting.finish else None,
             run_dir=self.folder, resume=True, seed=job.seed,
         )  # fmt: skip
         epochs, points = 0, []
@@ -114,18 +115,25 @@ class Study:
         """Widths that grow by the same share as the number of neurons does in growth."""
         file = self.folder / POINTS
         points: list[Point] = json.loads(file.read_text()) if file.exists() else []
-        enough = self.setting.largest * self.full.params
-        every = LONG_EVERY if self.job.method == "uniform-long" else 1
-        while not (points and points[-1]["params"] >= enough):
-            k = every * (len(points) + 1) - 1
-            if self.setting.phases is not None and k >= self.setting.phases:
-                break
-            net = self.net((1 + self.setting.growth) ** k, "start", k)
-            phases = 1 if every == 1 else k + 1
+        every = self._uniform_steps()
+        long = self.job.method == "uniform-long"
+        for k in (every[::-LONG_EVERY][::-1] if long else every)[len(points) :]:
+            phases = k + 1 + (self.setting.finish if k == every[-1] else 0) if long else 1
             train = partial(self.bench.train_longer, phases=phases)
-            points.append(self._trained(net, train, k, before=0))
+            points.append(self._trained(self._uniform_net(k), train, k, before=0))
             write_file(file, json.dumps(points).encode())
         return points
+
+    def _uniform_steps(self) -> range:
+        """How often a width has grown, up to the first net that is large enough."""
+        most, enough = self.setting.phases, self.setting.largest * self.full.params
+        k = 0
+        while k + 1 != most and count_parameters(self._uniform_net(k)) < enough:
+            k += 1
+        return range(k + 1)
+
+    def _uniform_net(self, k: int) -> nn.Module:
+        return self.net((1 + self.setting.growth) ** k, "start", k)
 
     # ---- pruning ------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from splitgrow.paper.speech_parts import SpeechData
 from splitgrow.zoo.kws import HELLO_EDGE
 
 EXPERIMENT = "kws"
-COMPARED = ("splitting", "bn", "random", "splitting-macs", "uniform")
+COMPARED = ("splitting", "bn", "random", "splitting-macs", "uniform", "uniform-long")
 SIZES = ("params", "macs", "operations")
 
 
@@ -48,14 +48,10 @@ class Job(shared.Job):
 
 
 def study(seeds: Iterable[int] = range(5)) -> list[Job]:
-    """The jobs of the whole study, seed by seed, the most important ones of each first.
-
-    Nets of uniform width that are trained as long as growth, once.
-    """
+    """The jobs of the whole study, seed by seed, the most important ones of each first."""
     listed: list[Job] = []
-    for i, seed in enumerate(seeds):
-        methods = (*COMPARED, "uniform-long") if i == 0 else COMPARED
-        listed += [Job(GROWABLE, method, seed=seed) for method in methods]
+    for seed in seeds:
+        listed += [Job(GROWABLE, method, seed=seed) for method in COMPARED]
         listed += [Job(arch, FULL, seed=seed) for arch in Job.ARCHS]
     return listed
 

@@ -11,7 +11,9 @@ import typer
 from splitgrow.paper.options import (
     DATA,
     FOLDER,
+    Batch,
     Device,
+    Finish,
     Folder,
     Methods,
     Phases,
@@ -47,7 +49,9 @@ def kws(
     seeds: Seeds = 5,
     workers: Workers = 1,
     epochs: Epochs = None,
+    batch: Batch = None,
     phases: Phases = None,
+    finish: Finish = None,
     step: Step = None,
     paper_schedule: PaperSchedule = False,  # noqa: FBT002  (typer makes it a flag)
     quick: Quick = False,  # noqa: FBT002
@@ -71,8 +75,8 @@ def kws(
     console, place = Console(), folder / "kws"
     if not redraw:
         setting = scheduled(
-            Setting(), paper_schedule=paper_schedule, quick=quick, epochs=epochs, phases=phases,
-            step=step,
+            Setting(), paper_schedule=paper_schedule, quick=quick, epochs=epochs, batch=batch,
+            phases=phases, finish=finish, step=step,
         )  # fmt: skip
         todo = chosen(study(range(1 if quick else seeds)), arch, method)
         shared = order(setting, data=data, folder=place, device=device_named(device))

@@ -20,6 +20,11 @@ Methods = Annotated[
     list[str] | None, typer.Option("--method", help="Only these methods, may be repeated.")
 ]
 Phases = Annotated[int | None, typer.Option(min=1, help="At most so many nets in a job.")]
+Batch = Annotated[int | None, typer.Option(min=1, help="Samples in a step of training.")]
+Finish = Annotated[
+    int | None,
+    typer.Option(min=1, help="Train the last net of growth for so many more phases, in one go."),
+]
 Step = Annotated[
     float | None,
     typer.Option(help="How far offspring part, as a part of their length; by default searched."),
@@ -44,16 +49,15 @@ def scheduled(
     *,
     paper_schedule: bool,
     quick: bool,
-    epochs: int | None = None,
-    phases: int | None = None,
     step: float | None = None,
+    **given: int | None,
 ) -> AnySetting:
-    """A study's setting with the schedule that was asked for."""
-    if paper_schedule and (quick or epochs):
+    """A study's setting with the schedule that was asked for; ``given`` are fields of it."""
+    if paper_schedule and (quick or given.get("epochs")):
         raise InputError("--paper-schedule: it sets the epochs; leave out --quick and --epochs.")
     if step is not None and not 0 < step < 1:
         raise InputError(f"--step: expected a part of a neuron's length, in (0, 1), got {step}.")
     made = setting.paper() if paper_schedule else setting
     made = made.quick() if quick else made
-    given = {"epochs": epochs, "phases": phases, "step": step}
-    return replace(made, **{name: value for name, value in given.items() if value is not None})
+    asked = {**given, "step": step}
+    return replace(made, **{name: value for name, value in asked.items() if value is not None})
