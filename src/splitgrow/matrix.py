@@ -295,7 +295,9 @@ def arranged(evidence: Evidence, unit: Unit) -> Evidence:
 
     def arrange(value: Any) -> Any:
         image = isinstance(value, Tensor) and value.ndim == 4 and not value.is_cuda
-        return value.contiguous(memory_format=order) if image else value
+        # Not contiguous(), which leaves images of one channel as they are: they have both orders,
+        # and convolutions of them are taken for channels first, the slower way.
+        return value.to(memory_format=order) if image else value
 
     return replace(
         evidence,
