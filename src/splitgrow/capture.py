@@ -26,6 +26,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from splitgrow.errors import CaptureError, InputError
+from splitgrow.functional import functional
 from splitgrow.patterns import restore
 from splitgrow.state import eval_mode, seeded
 
@@ -411,8 +412,7 @@ def _export(
                     dynamic_shapes={"tensors": shapes} if dynamic else None,
                     strict=False,
                 )
-                # No decomposition: this only makes in-place operations functional.
-                return program.run_decompositions({}), structure, call.samples
+                return functional(program), structure, call.samples
         except Exception as error:  # noqa: BLE001  (export raises whatever the model's code raises)
             failure = error  # of the example as it was given, if it comes to that
     assert failure is not None
