@@ -692,10 +692,22 @@ def test_numpy_in_forward_is_an_error_that_names_the_line() -> None:
     assert f'"{__file__}", line {_line(ThroughNumpy)}, in forward' in str(info.value)
 
 
-def test_a_submodule_named_as_a_keyword_is_an_error_that_says_so() -> None:
+def named_as_a_keyword(*between: nn.Module) -> nn.Sequential:
     model = nn.Sequential()
     model.add_module("global", nn.Linear(5, 4))
+    for i, module in enumerate(between):
+        model.add_module(f"between{i}", module)
     model.add_module("head", nn.Linear(4, 3))
+    return model
+
+
+def test_a_submodule_may_be_named_as_a_keyword() -> None:
+    (unit,) = sg.find_units(named_as_a_keyword(nn.Tanh()), torch.randn(3, 5))
+    assert unit.name == "global"
+
+
+def test_where_it_may_not_the_error_says_so() -> None:
+    model = named_as_a_keyword(nn.Dropout())  # which makes torch.export write Python code
     with pytest.raises(sg.CaptureError, match=r"the name of global is a word of Python's own"):
         sg.find_units(model, torch.randn(3, 5))
 

@@ -28,6 +28,28 @@ class TwoDimensions(nn.Module):
         return x.relu().flatten(-2, -1)
 
 
+class Unread(nn.Module):
+    """A layer and a function whose results nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.unread = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.read(x)
+        self.unread(x).flatten(1)
+        return x.relu()
+
+
+class Scalar(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale.flatten()
+
+
 MODELS: dict[str, tuple[nn.Module, bool]] = {  # of (B, 3, 4, 4), and whether it is traced again
     "a convolution with its norm": (
         nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
@@ -36,6 +58,9 @@ MODELS: dict[str, tuple[nn.Module, bool]] = {  # of (B, 3, 4, 4), and whether it
     "nothing to flatten": (nn.Sequential(nn.Flatten(), nn.Flatten(), nn.Linear(48, 2)), False),
     "dimensions in the middle": (TwoDimensions(), False),
     "flattened at the end": (nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()), False),
+    "results that nothing reads": (Unread(), False),
+    "a norm at the end": (nn.BatchNorm2d(3), False),
+    "a number": (Scalar(), True),
     "the batch as well": (nn.Flatten(0), True),
     "not in the order of memory": (Permuted(), True),
     "a norm by its batch": (nn.BatchNorm2d(3, track_running_stats=False), True),
@@ -72,6 +97,7 @@ def test_the_graph_is_that_of_run_decompositions(
     assert bool(traced) == again
     assert operations(found) == operations(expected)
     found.graph.lint()
+    found.validate()
     for mine, theirs in zip(*(outputs(p) for p in (found, expected)), strict=True):
         assert mine.target == theirs.target
         assert mine.meta["val"].shape[1:] == theirs.meta["val"].shape[1:]

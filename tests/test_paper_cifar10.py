@@ -30,7 +30,8 @@ TINY = Setting(
     scored_batch=16, width=4, phases=2, largest=0.9,
 )  # fmt: skip
 CPU = torch.device("cpu")
-POINT = {"params", "macs", "accuracy", "validation", "loss", "epochs", "widths", "seconds", "split"}
+POINT = {"params", "macs", "accuracy", "validation", "loss", "epochs", "widths", "seconds", "split",
+         "finished"}  # fmt: skip
 every_pruning = pytest.mark.parametrize("method", ["l1", "bn"])
 
 
@@ -251,6 +252,7 @@ def test_the_last_net_of_growth_is_finished(method: str, small: None, tmp_path: 
     *grown, last, finished = found["points"]
     assert len(grown) + 1 == TINY.phases
     assert finished["widths"] == last["widths"]
+    assert [point["finished"] for point in found["points"]] == [False] * TINY.phases + [True]
     assert finished["epochs"] == last["epochs"] + 3 * TINY.epochs
     assert last["split"] is None
 

@@ -32,7 +32,7 @@ TINY = Setting(
 )  # fmt: skip
 CPU = torch.device("cpu")
 POINT = {"params", "macs", "operations", "accuracy", "validation", "loss", "epochs", "widths",
-         "seconds", "split"}  # fmt: skip
+         "seconds", "split", "finished"}  # fmt: skip
 DSCNN = "DS-CNN"
 
 
@@ -358,6 +358,14 @@ def test_every_net_has_its_row() -> None:
         (0, 2, False), (1, 2, False), (2, 1, True),
     ]  # fmt: skip
     assert [table.row_count for table in tables(summary(TWO))] == [1, 3]
+
+
+def test_finished_nets_have_a_row_of_their_own() -> None:
+    ended = [dict(point(accuracy, 0.9, 30), finished=True) for accuracy in (0.95, 0.97)]
+    rows = [dict(job, points=[*job["points"], last]) for job, last in zip(TWO, ended, strict=True)]
+    nets = summary(rows)["nets"]
+    assert [(row["net"], row["seeds"]) for row in nets] == [(0, 2), (1, 2), (2, 1), ("finished", 2)]
+    assert nets[-1]["accuracy"] == pytest.approx(0.96)
 
 
 def test_tables_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from splitgrow.paper import memory
 
-# Page faults of ten blocks of 64 MB, each freed before the next is made and written.
+# Page faults of ten blocks of 64 MB, each freed before the next is made and written; before them
+# one that is larger than a 32-bit number of bytes says.
 FAULTS = """
 import resource, torch
 from splitgrow.paper.memory import keep_freed_memory
@@ -18,6 +19,7 @@ if {kept}:
     assert keep_freed_memory()
 def write():
     torch.ones(16 << 20)
+torch.empty(5 << 27)
 write()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):

@@ -474,7 +474,8 @@ def _where(error: Exception) -> str:
 
 def _is_internal(path: str) -> bool:
     """Is this a file of PyTorch's or of this package's, and not the user's?"""
-    ours = (str(Path(__file__).parent / name) for name in ("capture.py", "units.py", "state.py"))
+    names = ("capture.py", "functional.py", "units.py", "state.py")
+    ours = (str(Path(__file__).parent / name) for name in names)
     return "<" in path or str(Path(torch.__file__).parent) in path or any(o in path for o in ours)
 
 

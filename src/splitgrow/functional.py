@@ -52,10 +52,18 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     if not known:
         return program.run_decompositions({})
     for node in flat:
-        _replace_by_view(node)
+        _replace(program, node, _view(node))
     for node in norms:
-        _replace_by_affine(node)
+        _replace(program, node, _affine(node))
+    program.graph.eliminate_dead_code()
+    program.graph_module.recompile()
     return program
+
+
+def _replace(program: ExportedProgram, old: fx.Node, new: fx.Node) -> None:
+    old.replace_all_uses_with(new)
+    program.graph_signature.replace_all_uses(old.name, new.name)
+    program.graph.erase_node(old)
 
 
 # --- flatten ------------------------------------------------------------------------------------
@@ -64,10 +72,9 @@ def functional(program: ExportedProgram) -> ExportedProgram:
 def _is_view(node: fx.Node) -> bool:
     """Is it a view of its input, with sizes that are numbers or those of the input?"""
     before, after = cast("fx.Node", node.args[0]).meta["val"], node.meta["val"]
-    sizes = after.shape[: _first(node)]
-    return before.is_contiguous() and all(
-        isinstance(size, int) for size in after.shape[len(sizes) :]
-    )
+    if before.ndim == 0 or not before.is_contiguous():
+        return False
+    return all(isinstance(size, int) for size in after.shape[_first(node) :])
 
 
 def _first(node: fx.Node) -> int:
@@ -76,20 +83,19 @@ def _first(node: fx.Node) -> int:
     return given % cast("fx.Node", node.args[0]).meta["val"].ndim
 
 
-def _replace_by_view(node: fx.Node) -> None:
+def _view(node: fx.Node) -> fx.Node:
     source = cast("fx.Node", node.args[0])
     after = node.meta["val"]
     if after.shape == source.meta["val"].shape:
-        node.replace_all_uses_with(source)
-        node.graph.erase_node(node)
-        return
+        return source
     with node.graph.inserting_before(node):
         sizes = [
             size if isinstance(size, int) else _size(node, source, dim, size)
             for dim, size in enumerate(after.shape)
         ]
         view = node.graph.call_function(aten.view.default, (source, sizes))
-    _take_place(node, view, after)
+    view.meta = dict(node.meta)
+    return view
 
 
 def _size(node: fx.Node, source: fx.Node, dim: int, size: Any) -> fx.Node:
@@ -103,11 +109,13 @@ def _size(node: fx.Node, source: fx.Node, dim: int, size: Any) -> fx.Node:
 
 def _has_statistics(node: fx.Node) -> bool:
     """Does it use running mean and variance, which it does not change?"""
+    if len(node.args) != 9 or node.kwargs:
+        return False
     _, _, _, mean, variance, training, *_ = node.args
     return mean is not None and variance is not None and training is False
 
 
-def _replace_by_affine(node: fx.Node) -> None:
+def _affine(node: fx.Node) -> fx.Node:
     x, weight, bias, mean, variance, _, momentum, eps, _ = node.args
     value = node.meta["val"]
     with node.graph.inserting_before(node):
@@ -117,10 +125,5 @@ def _replace_by_affine(node: fx.Node) -> None:
         )
         norm.meta = {**node.meta, "val": (value, value.new_empty(0), value.new_empty(0))}
         first = node.graph.call_function(operator.getitem, (norm, 0))
-    _take_place(node, first, value)
-
-
-def _take_place(old: fx.Node, new: fx.Node, value: Any) -> None:
-    new.meta = {**old.meta, "val": value}
-    old.replace_all_uses_with(new)
-    old.graph.erase_node(old)
+    first.meta = dict(node.meta)
+    return first

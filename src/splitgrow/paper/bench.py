@@ -45,7 +45,7 @@ class Setting:
             no more parameters than the seed.
         phases: at most so many nets in a job.
         finish: for how many more phases the last net of growth is trained, under one fall of the
-            learning rate; "uniform-long" has as many more.
+            learning rate; "uniform-long" has as many more. It is told of before and after that.
         width: channels of the seed.
     """
 

@@ -204,7 +204,8 @@ def _start(job: Job, order: Order) -> _Running:
 
 def _run_alone(job: Job, order: Order) -> None:
     torch.set_num_threads(1)
-    keep_freed_memory()
+    if order.device == "cpu":
+        keep_freed_memory()
     run_job(job, order)
 
 

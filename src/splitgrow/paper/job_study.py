@@ -128,7 +128,7 @@ class Study:
         """How often a width has grown, up to the first net that is large enough."""
         most, enough = self.setting.phases, self.setting.largest * self.full.params
         k = 0
-        while k + 1 != most and count_parameters(self._uniform_net(k)) < enough:
+        while (most is None or k + 1 < most) and count_parameters(self._uniform_net(k)) < enough:
             k += 1
         return range(k + 1)
 
@@ -206,8 +206,13 @@ def _point(
     epochs: int,
     seconds: dict[str, float],
     split: Split | None = None,
+    *,
+    finished: bool = False,
 ) -> Point:
-    """One net in numbers. Scoring, split or cut are those that follow it."""
+    """One net in numbers. Scoring, split or cut are those that follow it.
+
+    The last net of growth comes twice where it is trained on: as it was, and finished.
+    """
     return {
         "params": cost.params,
         "macs": cost.macs,
@@ -222,11 +227,12 @@ def _point(
             "predicted": split.predicted, "measured": split.measured, "step": split.step,
             "neurons": len(split.neurons),
         },
+        "finished": finished,
     }  # fmt: skip
 
 
 def _point_of(record: PhaseRecord, epochs: int) -> Point:
     return _point(
         Cost(record.params, record.macs), record.widths, record.metrics, record.curve[-1][1],
-        epochs, record.seconds, record.split,
+        epochs, record.seconds, record.split, finished=record.finish,
     )  # fmt: skip

@@ -102,7 +102,7 @@ def summary(jobs: Sequence[Result]) -> dict[str, list[dict[str, Any]]]:
         "nets": [
             {**head, "net": k, **_means(nets)}
             for head, members in rows
-            for k, nets in enumerate(_steps([job["points"] for job in members]))
+            for k, nets in _steps([job["points"] for job in members])
         ],
     }
 
@@ -116,10 +116,15 @@ def _rows(jobs: Sequence[Result]) -> list[tuple[dict[str, str], list[Result]]]:
     return [(dict(zip(names, key, strict=True)), members) for key, members in found.items()]
 
 
-def _steps(rows: Sequence[Sequence[Point]]) -> list[list[Point]]:
-    """The first net of each seed, the second of each, as far as any goes."""
-    longest = max(len(row) for row in rows)
-    return [[row[k] for row in rows if k < len(row)] for k in range(longest)]
+def _steps(rows: Sequence[Sequence[Point]]) -> list[tuple[int | str, list[Point]]]:
+    """The first net of each seed, the second of each, as far as any goes; the finished ones."""
+    finished = [point for row in rows for point in row if point.get("finished")]
+    phases = [[point for point in row if not point.get("finished")] for row in rows]
+    longest = max(len(row) for row in phases)
+    steps: list[tuple[int | str, list[Point]]] = [
+        (k, [row[k] for row in phases if k < len(row)]) for k in range(longest)
+    ]
+    return [*steps, ("finished", finished)] if finished else steps
 
 
 def _means(points: Sequence[Point]) -> dict[str, Any]:

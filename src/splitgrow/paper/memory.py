@@ -6,7 +6,7 @@ import ctypes
 import sys
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # glibc's malloc.h
-_NEVER = 2**31 - 1
+_NEVER = -1
 _MARGIN = 64 << 20  # bytes
 
 
