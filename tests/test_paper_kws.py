@@ -361,7 +361,7 @@ def test_every_net_has_its_row() -> None:
 
 
 def test_finished_nets_have_a_row_of_their_own() -> None:
-    ended = [dict(point(accuracy, 0.9, 30), finished=True) for accuracy in (0.95, 0.97)]
+    ended = [dict(point(0.9, accuracy, 30), finished=True) for accuracy in (0.95, 0.97)]
     rows = [dict(job, points=[*job["points"], last]) for job, last in zip(TWO, ended, strict=True)]
     nets = summary(rows)["nets"]
     assert [(row["net"], row["seeds"]) for row in nets] == [(0, 2), (1, 2), (2, 1), ("finished", 2)]
