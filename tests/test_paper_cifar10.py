@@ -244,6 +244,8 @@ def test_long_training_is_as_long_as_growth_to_that_width(small: None, tmp_path:
     grown = list(range(1, len(widths) + 1))[::-3][::-1]
     assert column(long, "epochs") == [*grown[:-1], grown[-1] + setting.finish]
     assert column(short, "epochs") == [1] * len(widths)
+    assert column(long, "finished") == [False] * (len(grown) - 1) + [True]
+    assert not any(column(short, "finished"))
 
 
 @pytest.mark.parametrize("method", ["splitting", "random"])

@@ -56,6 +56,29 @@ def row(jobs: Sequence[Any], limit: str, method: str = "splitting") -> dict[str,
     return dict(found)
 
 
+# --- nets that were trained on at the end ----------------------------------------------------
+
+
+def test_curves_leave_out_finished_nets() -> None:
+    grown = [point(4_000, 0.8), point(9_000, 0.85), point(9_000, 0.95, finished=True)]
+    assert kc.curve_of(job("splitting", 0.9, points=grown), "params") == (
+        [4_000, 9_000], [0.8, 0.85],
+    )  # fmt: skip
+    alone = job("uniform-long", 0.9, points=grown[-1:])
+    assert kc.curve_of(alone, "params") == ([9_000], [0.95])
+    assert row([job("splitting", 0.9, points=grown)], "small")["accuracy"] == 0.95
+
+
+def test_figures_show_finished_nets(tmp_path: Path) -> None:
+    jobs = [job("splitting", 0.9, points=[*job("splitting", 0.9)["points"], last])
+            for last in (point(250_000, 0.93), point(250_000, 0.93, finished=True))]  # fmt: skip
+    texts = []
+    for i, each in enumerate(jobs):
+        kf.draw([each], tmp_path / str(i))
+        texts.append((tmp_path / str(i) / "kws-figure4.svg").read_text())
+    assert ["hollow" in text for text in texts] == [False, True]
+
+
 # --- within a size ---------------------------------------------------------------------------
 
 

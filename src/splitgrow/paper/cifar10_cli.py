@@ -15,7 +15,6 @@ from splitgrow.paper.options import (
     Data,
     Device,
     Download,
-    Finish,
     Folder,
     Methods,
     Phases,
@@ -49,7 +48,6 @@ def cifar10(
     epochs: Epochs = None,
     batch: Batch = None,
     phases: Phases = None,
-    finish: Finish = None,
     step: Step = None,
     paper_schedule: PaperSchedule = False,  # noqa: FBT002  (typer makes it a flag)
     quick: Quick = False,  # noqa: FBT002
@@ -77,7 +75,7 @@ def cifar10(
     if not redraw:
         setting = scheduled(
             Setting(), paper_schedule=paper_schedule, quick=quick, epochs=epochs, batch=batch,
-            phases=phases, finish=finish, step=step,
+            phases=phases, step=step,
         )  # fmt: skip
         todo = chosen(study(range(1 if quick else seeds)), arch, method)
         read(data, download=download)  # now, with a good error, and not in every process

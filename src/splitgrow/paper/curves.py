@@ -77,8 +77,12 @@ def name_of(group: Group) -> str:
 
 
 def curve_of(job: Mapping[str, Any], axis: str, unit: float = 1.0) -> Curve:
-    """Rising sizes in units, and accuracies; of equal sizes the last net's."""
-    by_size = {point[axis] / unit: point["accuracy"] for point in job["points"]}
+    """Rising sizes in units, and accuracies; of equal sizes the last net's.
+
+    Without those that were trained on at the end, if there are others: no net in between was.
+    """
+    points = [point for point in job["points"] if not point.get("finished")] or job["points"]
+    by_size = {point[axis] / unit: point["accuracy"] for point in points}
     sizes = sorted(by_size)
     return sizes, [by_size[size] for size in sizes]
 

@@ -122,6 +122,7 @@ class Study:
             train = partial(self.bench.train_longer, phases=phases)
             points.append(self._trained(self._uniform_net(k), train, k, before=0))
             write_file(file, json.dumps(points).encode())
+        points[-1]["finished"] = long and self.setting.finish > 0
         return points
 
     def _uniform_steps(self) -> range:
@@ -211,7 +212,7 @@ def _point(
 ) -> Point:
     """One net in numbers. Scoring, split or cut are those that follow it.
 
-    The last net of growth comes twice where it is trained on: as it was, and finished.
+    The last net of growth comes twice where it is trained on at the end: before and after that.
     """
     return {
         "params": cost.params,
