@@ -59,7 +59,7 @@ def export_executorch(
     check_like(example, calls)
     single = first_samples(example, 1)
     content = _program(model, single)
-    runner = _Runner(content, input_names(single))
+    runner = ExecutorchRunner(content, input_names(single))
     samples = [one for call in calls or [example] for one in _one_by_one(call)]
     checked = check_same(model, runner, samples, tolerance)
     feeds = feeds_of(single, runner.inputs, "the file")
@@ -133,7 +133,7 @@ def _traced(model: nn.Module, single: Call) -> torch.export.ExportedProgram:
         raise CaptureError(_explain(model, single, error)) from error
 
 
-class _Runner:
+class ExecutorchRunner:
     """A program in ExecuTorch's runtime."""
 
     def __init__(self, content: bytes, inputs: list[str]) -> None:

@@ -123,7 +123,7 @@ class Bench(bench.Bench[ImageData]):
             def loss_of(index: Tensor) -> Tensor:
                 images = mirror_and_shift(data.images[index]).contiguous(memory_format=layout)
                 images = self.normalised(images)
-                with half_precision(self.device), depthwise_kernels():
+                with half_precision(twin, self.device), depthwise_kernels():
                     return F.cross_entropy(twin(images), data.labels[index])
 
             optimizer = partial(sgd, weight_decay=self.setting.weight_decay)
@@ -138,7 +138,7 @@ class Bench(bench.Bench[ImageData]):
 
         def outputs(images: Tensor) -> Tensor:
             inputs = self.normalised(images).contiguous(memory_format=layout)
-            with half_precision(self.device), depthwise_kernels():
+            with half_precision(net, self.device), depthwise_kernels():
                 return net(inputs)
 
         return share_right(outputs, batches(part.images, part.labels, EVALUATED))

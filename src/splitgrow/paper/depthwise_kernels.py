@@ -41,8 +41,12 @@ def layout_for(net: nn.Module, device: torch.device) -> torch.memory_format:
     """
     if device.type != "cuda" or have_kernels():
         return torch.channels_last
-    depthwise = any(isinstance(m, nn.Conv2d) and m.groups > 1 for m in net.modules())
-    return torch.contiguous_format if depthwise else torch.channels_last
+    return torch.contiguous_format if has_depthwise(net) else torch.channels_last
+
+
+def has_depthwise(net: nn.Module) -> bool:
+    """Has it any convolution of single channels, or of groups?"""
+    return any(isinstance(m, nn.Conv2d) and m.groups > 1 for m in net.modules())
 
 
 class _Mode(TorchFunctionMode):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,7 @@ class Setting(bench.Setting):
         full_phases: for how many phases nets of full size are trained: those of the zoo, and the
             one that pruning starts from.
         rate: the highest learning rate.
+        smoothing: of the labels, in training and where neurons are scored.
         shift: frames of 20 ms by which a clip is moved at most, either way.
         chance: of noise in a clip, with up to ``volume`` times its amplitude.
         clips: how many to train with; None: all.
@@ -43,10 +45,11 @@ class Setting(bench.Setting):
 
     epochs: int = 4
     steps: int = 500
-    full_phases: int = 3
-    rate: float = 3e-3
+    full_phases: int = 4
+    rate: float = 1e-2
     warm_up: float = 0.2
-    weight_decay: float = 0.01
+    weight_decay: float = 0.05
+    smoothing: float = 0.1
     share: float = 0.08
     shift: int = 5
     chance: float = 0.8
@@ -60,7 +63,7 @@ class Setting(bench.Setting):
         """Nearly that of "Hello Edge" in every phase: Adam, 30,000 steps in batches of 100."""
         return replace(
             self, epochs=30, steps=1000, full_phases=1, batch=100, rate=5e-4, shape="steps",
-            warm_up=0.0, weight_decay=0.0,
+            warm_up=0.0, weight_decay=0.0, smoothing=0.0,
         )  # fmt: skip
 
     def quick(self) -> Setting:
@@ -141,6 +144,13 @@ class Bench(bench.Bench[Batch]):
         """Inputs to trace a net with."""
         return (torch.zeros(2, 1, *SHAPE, device=self.device),)
 
+    def loss_fn(self, model: Any, batch: Batch) -> Tensor:
+        """The loss that nets are trained with, and neurons scored by."""
+        return self._loss(model(batch[0]), batch[1])
+
+    def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, labels, label_smoothing=self.setting.smoothing)
+
     # ---- training -----------------------------------------------------------------------------
 
     @property
@@ -164,7 +174,7 @@ class Bench(bench.Bench[Batch]):
             # contiguous() would leave the one channel of the inputs first, which is slower.
             inputs = self.changed(chosen).to(memory_format=layout)
             with depthwise_kernels():
-                return F.cross_entropy(net(inputs), labels[chosen])
+                return self._loss(net(inputs), labels[chosen])
 
         optimizer = partial(adamw, weight_decay=self.setting.weight_decay)
         course.train(

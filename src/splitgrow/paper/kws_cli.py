@@ -36,6 +36,9 @@ Arch = Annotated[
     list[str] | None, typer.Option(help="Only these nets, may be repeated; by default all seven.")
 ]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Of 500 steps, in every phase, not 4.")]
+Export = Annotated[
+    bool, typer.Option("--export", help="Write the grown nets as files for a device, too.")
+]
 PaperSchedule = Annotated[
     bool,
     typer.Option("--paper-schedule", help="As published: 30,000 steps a phase, batches of 100."),
@@ -56,6 +59,7 @@ def kws(
     paper_schedule: PaperSchedule = False,  # noqa: FBT002  (typer makes it a flag)
     quick: Quick = False,  # noqa: FBT002
     redraw: Redraw = False,  # noqa: FBT002
+    export: Export = False,  # noqa: FBT002
     device: Device = None,
     folder: Folder = FOLDER,
 ) -> None:
@@ -67,9 +71,10 @@ def kws(
     from rich.console import Console
 
     from splitgrow.paper import figures
-    from splitgrow.paper.job_runs import chosen, run_jobs
-    from splitgrow.paper.kws import order, reader, study
+    from splitgrow.paper.job_runs import chosen, finished, run_jobs
+    from splitgrow.paper.kws import EXPERIMENT, order, reader, study
     from splitgrow.paper.kws_bench import Setting
+    from splitgrow.paper.kws_files import export_jobs
 
     figures.check_matplotlib()  # now, not after minutes of work
     console, place = Console(), folder / "kws"
@@ -82,13 +87,15 @@ def kws(
         shared = order(setting, data=data, folder=place, device=device_named(device))
         reader(place)(data)  # now, with a good error, and not in every process
         run_jobs(todo, shared, workers, console)
+    if export:
+        export_jobs(finished(place, EXPERIMENT), place)
     show(place, console)
 
 
 def show(place: Path, console: Console) -> None:
     """Claims, tables and figures of all jobs that are done."""
     from splitgrow.files import write_file
-    from splitgrow.paper import kws_claims, kws_figures, kws_table
+    from splitgrow.paper import kws_claims, kws_figures, kws_files, kws_table
     from splitgrow.paper.job_runs import finished
     from splitgrow.paper.kws import EXPERIMENT, summary, tables
     from splitgrow.paper.results import rounded
@@ -104,6 +111,8 @@ def show(place: Path, console: Console) -> None:
         "table1.json": _json(rows),
         "table1.md": kws_table.to_markdown(rows),
     }
+    if files := kws_files.read_files(place):
+        texts["files.md"] = kws_files.to_markdown(files)
     for name, text in texts.items():
         write_file(place / name, text.encode())
     for file in (*(place / name for name in texts), *kws_figures.draw(jobs, place)):

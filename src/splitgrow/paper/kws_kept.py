@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from splitgrow.checkpoint import load
 from splitgrow.errors import CheckpointError, InputError
 from splitgrow.experiment import Experiment
 from splitgrow.files import read_sealed, write_sealed
@@ -25,6 +26,7 @@ from splitgrow.listen.keywords import Keywords
 from splitgrow.paper.job_runs import runs_of
 from splitgrow.paper.kws_bench import GROWABLE, Bench, Setting, accuracy, build
 from splitgrow.paper.speech_parts import CLASSES, SpeechData
+from splitgrow.runs import RunFolder
 
 ORIGIN = "splitgrow.paper.kws_kept:experiment"  # of every grown net of the study
 FILE = "clips.safetensors"
@@ -72,6 +74,19 @@ def experiment(run_dir: Path) -> Experiment:
         evaluate=partial(_judge, inputs=tensors["test_inputs"], labels=tensors["test_labels"]),
         metadata=Keywords(**fields).to_metadata(),
     )
+
+
+def last_net(run_dir: Path) -> nn.Module:
+    """The last net of a run of the study."""
+    metadata, _ = _read(run_dir)
+    seed = build(GROWABLE, "seed", int(metadata["width"]))
+    return load(seed, RunFolder(run_dir).saved()[-1].model)
+
+
+def test_clips(run_dir: Path) -> tuple[Tensor, Tensor]:
+    """MFCCs and labels of the test part, as they were when the run was made."""
+    _, tensors = _read(run_dir)
+    return tensors["test_inputs"], tensors["test_labels"]
 
 
 def _read(run_dir: Path) -> tuple[dict[str, str], dict[str, Tensor]]:

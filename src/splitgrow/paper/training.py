@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from math import cos, pi
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from splitgrow.errors import InputError
+from splitgrow.paper.depthwise_kernels import has_depthwise
 from splitgrow.phase import Phase
 
 LossOf = Callable[[Tensor], Tensor]  # of the samples with these indexes
@@ -229,11 +230,22 @@ def sgd(
     )
 
 
-def half_precision(device: torch.device) -> AbstractContextManager[None]:
-    """bf16 matrix products and convolutions on a GPU; nothing on a CPU."""
-    if device.type != "cuda":
-        return nullcontext()
-    return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
+def half_precision(net: nn.Module, device: torch.device) -> AbstractContextManager[None]:
+    """bf16 matrix products and convolutions where they are faster; nothing elsewhere.
+
+    That is on a GPU, and on a CPU with instructions for them, where VGG19 trains in 0.6 of the
+    time. oneDNN's depthwise convolutions are slower in bf16, and MobileNet with them.
+    """
+    if device.type == "cuda":
+        return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
+    if device.type == "cpu" and _multiplies_bf16() and not has_depthwise(net):
+        return torch.autocast("cpu", torch.bfloat16, cache_enabled=False)
+    return nullcontext()
+
+
+def _multiplies_bf16() -> bool:
+    able: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 
 @contextmanager

@@ -1,0 +1,136 @@
+"""The grown nets of the keyword study as files for a device: their sizes, latencies, accuracies.
+
+Each is the last net of its run, written as ``splitgrow export`` writes it. Every file answers every
+test clip, beside PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from splitgrow.capture import Call
+from splitgrow.errors import InputError
+from splitgrow.export import Exported, Quantized
+from splitgrow.export.check import Runner, answers, difference, feeds_of
+from splitgrow.export.executorch_file import ExecutorchRunner
+from splitgrow.export.run import export_run
+from splitgrow.export.runner import OnnxRunner
+from splitgrow.files import write_file
+from splitgrow.paper.job_runs import Result, runs_of
+from splitgrow.paper.jobs import GROWN
+from splitgrow.paper.kws import Job
+from splitgrow.paper.kws_bench import Setting
+from splitgrow.paper.kws_kept import last_net, test_clips
+from splitgrow.paper.results import rounded
+
+Row = dict[str, Any]
+FILES = "files.json"
+ANSWERED = 256  # clips at a time, of files that take more than one
+NAMES = {"onnx": "ONNX, float", "int8": "ONNX, int8", "pte": "ExecuTorch, float"}
+
+
+def export_jobs(jobs: Sequence[Result], folder: Path) -> list[Row]:
+    """Write the last net of every grown run that is there, and say what the files are like.
+
+    The files are beside the run's checkpoints. ``files.json`` in the folder has a row for each; it
+    is written anew.
+
+    Args:
+        jobs: results of the study.
+        folder: of the study, with its runs.
+    """
+    grown = [Job(**job["job"]) for job in jobs if job["job"]["method"] in GROWN]
+    runs = runs_of(Setting(**jobs[0]["settings"]), folder)
+    there = [job for job in grown if (runs / job.name).is_dir()]
+    if not there:
+        raise InputError(
+            f"{folder}: the runs of no grown net are there to export; jobs alone are only numbers. "
+            "Run the study here, and then once more with --export."
+        )
+    rows = [row for job in there for row in _exported(job, runs / job.name)]
+    write_file(folder / FILES, (json.dumps(rounded(rows), indent=1) + "\n").encode())
+    return rows
+
+
+def read_files(folder: Path) -> list[Row]:
+    """What ``export_jobs`` wrote; nothing where it was never called."""
+    file = folder / FILES
+    found: list[Row] = json.loads(file.read_text()) if file.exists() else []
+    return found
+
+
+def _exported(job: Job, run: Path) -> Iterator[Row]:
+    """A row for each format that can be written here."""
+    net, (clips, labels) = last_net(run), test_clips(run)
+    made = export_run(run, "onnx", int8=True)
+    files: dict[str, tuple[Exported | Quantized, Runner, int]] = {
+        "onnx": (made.file, OnnxRunner(made.file.path), ANSWERED)
+    }
+    if made.int8 is not None:
+        files["int8"] = (made.int8, OnnxRunner(made.int8.path), ANSWERED)
+    if find_spec("executorch") is not None:
+        program = export_run(run, "executorch").file
+        inputs = files["onnx"][1].inputs
+        files["pte"] = (program, ExecutorchRunner(program.path.read_bytes(), inputs), 1)
+    for name, (file, runner, size) in files.items():
+        yield {
+            "method": job.method, "after": job.after, "seed": job.seed, "file": name,
+            "params": made.cost.params, "macs": made.cost.macs, "bytes": file.bytes,
+            "seconds": file.seconds, "threads": getattr(file, "threads", 1),
+            **answered(runner, net, clips, labels, size),
+        }  # fmt: skip
+
+
+def answered(
+    runner: Runner, net: nn.Module, clips: Tensor, labels: Tensor, size: int
+) -> dict[str, float]:
+    """A file's accuracy, and how far its outputs are from the net's at most, over all clips."""
+    worst, right = 0.0, 0
+    for inputs, wanted in zip(clips.split(size), labels.split(size), strict=True):
+        call = Call.from_example((inputs,)).bound_to(net)
+        found = runner.run(feeds_of(call, runner.inputs, "the file"))
+        worst = max(worst, difference(answers(net, call), found))
+        right += int(np.sum(found[0].argmax(1) == wanted.numpy()))
+    return {"accuracy": right / len(labels), "difference": worst, "clips": len(labels)}
+
+
+# --- a table ---------------------------------------------------------------------------------
+
+
+def to_markdown(rows: Sequence[Row]) -> str:
+    """Means over the rounds: a line for each method and format."""
+    found: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row["method"], row["after"], row["file"]), []).append(row)
+    head = "| grown by | file | test % | params K | size kB | latency ms | largest difference | n |"
+    lines = [head, "|---|---|---:|---:|---:|---:|---:|---:|"]
+    lines += [_line(method, name, nets) for (method, _, name), nets in found.items()]
+    return "\n".join([*lines, "", _NOTE, ""])
+
+
+_NOTE = (
+    "The last net of each round as a file: means over the rounds. Latency: one clip, on one thread "
+    "of the CPU that wrote this (ExecuTorch: on its own threads). Largest difference of an output "
+    "from PyTorch's, on all test clips of all rounds."
+)
+
+
+def _line(method: str, name: str, nets: Sequence[Mapping[str, Any]]) -> str:
+    def average(key: str, factor: float) -> float:
+        return factor * mean(net[key] for net in nets)
+
+    worst = max(net["difference"] for net in nets)
+    cells = [
+        method, NAMES[name], f"{average('accuracy', 100):.2f}", f"{average('params', 1e-3):.1f}",
+        f"{average('bytes', 1e-3):.0f}", f"{average('seconds', 1e3):.2f}", f"{worst:.1e}",
+        str(len(nets)),
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
