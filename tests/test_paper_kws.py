@@ -17,10 +17,11 @@ from typer.testing import CliRunner
 
 from helpers_jobs import Killed, column, killed_at, remembered, timeless
 from splitgrow.errors import InputError
-from splitgrow.paper import job_runs, job_study, kws, kws_bench, kws_cli
+from splitgrow.paper import job_runs, job_study, kws, kws_bench, kws_cli, kws_files
 from splitgrow.paper.jobs import GROWN
 from splitgrow.paper.kws import Job, best, order, study, summary, tables
 from splitgrow.paper.kws_bench import Bench, Setting, accuracy, build
+from splitgrow.paper.results import rounded
 from splitgrow.paper.speech import BANDS, FRAMES
 from splitgrow.paper.speech_parts import SILENCE, UNKNOWN, SpeechData, SpeechPart, official_shares
 from splitgrow.phase import Phase
@@ -210,7 +211,7 @@ def test_settings() -> None:
     paper = Setting().paper()
     assert (paper.epochs * paper.steps, paper.batch, paper.weight_decay) == (30_000, 100, 0.0)
     full = Setting()
-    assert full.full_phases * full.epochs * full.steps == 6000
+    assert full.full_phases * full.epochs * full.steps == 8000
     assert Setting().quick().steps < 100
 
 
@@ -321,6 +322,60 @@ def test_jobs_in_processes(tmp_path: Path) -> None:
     found = job_runs.run_jobs([job], made, 1, Console(file=said, width=200))
     assert [result["job"] for result in found] == [asdict(job)]
     assert f"{job.name}: done" in said.getvalue()
+
+
+def test_nets_are_scored_by_the_loss_that_they_are_trained_with() -> None:
+    smooth = Bench(replace(TINY, smoothing=0.5), clips(), CPU)
+    batch = smooth.scored[0]
+    logits = 9 * nn.functional.one_hot(batch[1], 12).float()
+    found = smooth.loss_fn(lambda _: logits, batch)
+    plain = nn.functional.cross_entropy(logits, batch[1])
+    spread = -logits.log_softmax(1).mean()
+    torch.testing.assert_close(found, 0.5 * plain + 0.5 * spread)
+
+
+# --- files for a device -------------------------------------------------------------------------
+
+
+def test_grown_nets_become_files_that_are_judged_on_all_test_clips(
+    small: None, shared: Path
+) -> None:
+    job = Job(DSCNN, "splitting")
+    found = done(job, shared)
+    rows = {row["file"]: row for row in kws_files.export_jobs([found], shared)}
+    last = found["points"][-1]
+    assert {"onnx", "int8"} <= set(rows) <= set(kws_files.NAMES)
+    for row in rows.values():
+        assert (row["method"], row["seed"], row["clips"]) == ("splitting", 0, 36)
+        assert (row["params"], row["macs"]) == (last["params"], last["macs"])
+    assert rows["onnx"]["accuracy"] == pytest.approx(last["accuracy"])
+    assert rows["onnx"]["difference"] <= 1e-4 < rows["int8"]["difference"]
+    assert kws_files.read_files(shared) == list(rounded(list(rows.values())))
+    table = kws_files.to_markdown(list(rows.values()))
+    assert f"| splitting | ONNX, int8 | {100 * rows['int8']['accuracy']:.2f} |" in table
+
+
+def test_a_file_that_answers_otherwise_is_seen() -> None:
+    net, part = nn.Sequential(nn.Flatten(), nn.Linear(490, 12)), torch.randn(5, 1, 49, 10)
+    labels = net(part).argmax(1)
+
+    class Wrong:
+        inputs = ["input"]  # noqa: RUF012  (as a runner has it)
+
+        def run(self, feeds: dict[str, Any]) -> list[Any]:
+            answer = net(torch.from_numpy(feeds["input"])).detach()
+            return [(answer * (1 if len(answer) == 2 else -1)).numpy()]
+
+    seen = kws_files.answered(Wrong(), net, part, labels, 2)  # the last clip stands alone
+    assert seen["accuracy"] == pytest.approx(0.8)
+    assert seen["difference"] == pytest.approx(2 * float(net(part[4:]).detach().abs().max()))
+
+
+def test_without_runs_there_is_nothing_to_export(tmp_path: Path) -> None:
+    job = {"job": asdict(Job(DSCNN, "splitting")), "settings": asdict(TINY)}
+    with pytest.raises(InputError, match="once more with --export"):
+        kws_files.export_jobs([job], tmp_path)
+    assert kws_files.read_files(tmp_path) == []
 
 
 # --- what came of it ----------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from splitgrow.errors import InputError
+from splitgrow.paper import training
 from splitgrow.paper.augment import elastic, mirror_and_shift
 from splitgrow.paper.training import Course, Rate, adam, adamw, half_precision, sgd
 from splitgrow.phase import Phase
@@ -141,9 +142,16 @@ def test_an_unknown_rule_is_refused() -> None:
         Rate(0.1, "stairs")
 
 
-def test_a_cpu_computes_in_full_precision() -> None:
-    with half_precision(torch.device("cpu")):
-        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+@pytest.mark.parametrize("able", [True, False])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_cpu_computes_in_half_precision_where_that_is_faster(
+    able: bool, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "_multiplies_bf16", lambda: able)
+    net = nn.Conv2d(4, 4, 3, groups=groups)
+    with half_precision(net, torch.device("cpu")):
+        found = net(torch.ones(1, 4, 5, 5)).dtype
+    assert found == (torch.bfloat16 if able and groups == 1 else torch.float32)
 
 
 # --- images ----------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def require_executorch() -> None:
     except ImportError as error:
         raise InputError(
             f"a .pte file is made with the package executorch ({error}). Install it with: "
-            "pip install executorch, in the version that was made for your torch "
+            'pip install "splitgrow[executorch]", in the version that was made for your torch '
             f"({torch.__version__})."
         ) from error
 
@@ -140,6 +140,7 @@ class ExecutorchRunner:
         from executorch.runtime import Runtime
 
         self.inputs = inputs
+        self._content = content  # the program points into it
         try:
             with quiet(), _no_output():
                 self._program: Any = Runtime.get().load_program(content)
