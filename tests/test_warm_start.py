@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import splitgrow as sg
-from splitgrow import zoo
+from splitgrow import methods, zoo
+from splitgrow.runs import RunFolder
 from splitgrow.solve import LANCZOS_STEPS, WARM_STEPS, Effort
 
 
@@ -78,9 +81,157 @@ def test_scores_of_other_neurons_are_no_start() -> None:
     model, batches, _ = trained()
     other = zoo.VGG([6, "M", 5, "M", 6]).double().eval()
     earlier = sg.score(other, loss_fn, batches[:1])
-    with pytest.raises(
-        sg.InputError, match=r"start: .* has 6 neurons of 54 parameters.* 5 neurons"
-    ):
+    with pytest.raises(sg.InputError, match=r"start: .* \(6, 6, 3, 3\) in this model, .*\(5, 6"):
         sg.score(model, loss_fn, batches, start=earlier)
     with pytest.raises(sg.InputError, match="start: expected what score"):
         sg.score(model, loss_fn, batches, start={})  # type: ignore[arg-type]
+
+
+# --- through a split ------------------------------------------------------------------------
+
+
+def every(scores: sg.Scores, units: sg.Units, *names: str) -> sg.SplitPlan:
+    """A plan that splits all neurons of some units, whatever their index."""
+    entries = [
+        sg.Entry(name, k, -1.0, scores[name].vectors[k], 1.0)
+        for name in names
+        for k in range(units[name].width)
+    ]
+    return sg.SplitPlan(entries, units)
+
+
+def agreement(found: Tensor, exact: sg.UnitScores) -> float:
+    """The least squared cosine with the vectors of unstable neurons; signs mean nothing.
+
+    Of a stable one, the best direction of two equal inputs is that of their difference: lambda 0.
+    """
+    cosines = (found * exact.vectors).sum(1)
+    return float(cosines.square()[exact.values < 0].min())
+
+
+def mobilenet() -> nn.Module:
+    """Its neurons have two filters each."""
+    torch.manual_seed(0)
+    return zoo.MobileNetV1([(5, 1), (6, 2), (7, 1)], stem=4).double().eval()
+
+
+@pytest.mark.parametrize("net", ["vgg", "mobilenet"])
+def test_directions_follow_the_neurons_through_a_split(net: str) -> None:
+    """Where all inputs of a neuron become two, or none, what it had is what it has."""
+    model, batches, images = trained()
+    model = mobilenet() if net == "mobilenet" else model
+    units = sg.find_units(model, images[:1])
+    scores = sg.score(model, loss_fn, batches, units=units, steps=60)
+    names = [unit.name for unit in units]
+    plan = every(scores, units, *(names[-1:] if net == "mobilenet" else names))
+    sg.split(model, plan, step=1e-7)
+    grown = sg.find_units(model, images[:1])
+    carried = scores.directions.after(plan)
+    exact = sg.score(model, loss_fn, batches, units=grown, steps=60)
+    for unit in grown:
+        vectors = carried.of(unit)
+        torch.testing.assert_close(vectors.norm(dim=1), torch.ones(unit.width).double())
+        assert agreement(vectors, exact[unit.name]) > 1 - 1e-6
+
+
+def test_after_a_split_and_training_on_two_steps_do_more_than_two_from_none() -> None:
+    model, batches, images = trained()
+    units = sg.find_units(model, images[:1])
+    scores = sg.score(model, loss_fn, batches, units=units)
+    plan = sg.select(scores, fraction=0.5)
+    sg.split(model, plan, step=sg.Relative(0.1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for batch in batches:
+        optimizer.zero_grad()
+        loss_fn(model, batch).backward()
+        optimizer.step()
+    grown = sg.find_units(model, images[:1])
+    exact = sg.score(model, loss_fn, batches, units=grown, steps=60)
+    start = scores.directions.after(plan)
+    warm = sg.score(model, loss_fn, batches, units=grown, steps=2, start=start)
+    cold = sg.score(model, loss_fn, batches, units=grown, steps=2)
+    assert off(warm, exact) < 0.7 * off(cold, exact)
+
+
+def test_directions_of_another_model_are_not_carried() -> None:
+    model, batches, images = trained()
+    found = sg.score(model, loss_fn, batches).directions
+    other = mobilenet()
+    units = sg.find_units(other, images[:1])
+    plan = every(sg.score(other, loss_fn, batches, units=units), units, units[0].name)
+    with pytest.raises(sg.InputError, match=r"start: stem.* is missing .*after\(plan\)"):
+        found.after(plan)
+
+
+# --- in a run -------------------------------------------------------------------------------
+
+
+def run(folder: Path, phases: int = 4, **changes: Any) -> sg.Result:
+    """A run whose units are solved by Lanczos, in few steps: where it starts shows."""
+    _, batches, _ = trained()
+    torch.manual_seed(3)
+    settings: dict[str, Any] = {
+        "train": sg.Trainer(batches, loss_fn, epochs=1, lr=0.01), "loss_fn": loss_fn,
+        "batches": batches, "policy": sg.Policy(count=3, lanczos=2, step=sg.Relative(0.1)),
+        "until": sg.Budget(phases=phases), "run_dir": folder, "resume": True,
+    }  # fmt: skip
+    return sg.grow(zoo.VGG([4, "M", 4]).double(), **(settings | changes))
+
+
+def by_itself(model: nn.Module, phase: sg.Phase) -> None:
+    """A training whose optimizer stays with it: a run goes on from what was trained."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for batch in trained()[1]:
+        optimizer.zero_grad()
+        loss = loss_fn(model, batch)
+        loss.backward()
+        optimizer.step()
+        phase.log(loss)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.safetensors")}
+
+
+def test_each_scoring_of_a_run_starts_from_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[Any] = []
+    score = methods.score
+    monkeypatch.setattr(
+        methods, "score", lambda *a, **k: starts.append(k["start"]) or score(*a, **k)
+    )
+    run(tmp_path / "run")
+    assert [start is None for start in starts] == [True, False, False]
+    saved = RunFolder(tmp_path / "run").saved()
+    for kept, start in zip((s for s in saved if s.grown), starts[1:], strict=False):
+        found = kept.directions()
+        assert found is not None
+        assert all(torch.equal(found.tensors[n], t) for n, t in start.tensors.items())
+    starts.clear()
+    run(tmp_path / "anew", policy=sg.Policy(count=3, lanczos=2, after="retrain"))
+    assert [start is None for start in starts] == [True, True, True]
+
+
+@pytest.mark.parametrize("given", [{}, {"train": by_itself}], ids=["carried", "by itself"])
+def test_a_resumed_run_starts_where_it_would_have(tmp_path: Path, given: dict[str, Any]) -> None:
+    run(tmp_path / "whole", **given)
+    whole = files(tmp_path / "whole")
+    for number in (1, 3):
+        part = tmp_path / f"part{number}"
+        run(part, number, **given)  # ends after a training, and goes on from there or before
+        run(part, **given)
+        assert files(part) == whole
+    shutil.rmtree(part / "phase-0003")
+    run(part, **given)
+    assert files(part) == whole
+
+
+def test_damaged_directions_are_named(tmp_path: Path) -> None:
+    run(tmp_path, 2)
+    file = tmp_path / "phase-0000-grown" / "directions.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(sg.CheckpointError, match=r"directions.safetensors .*Delete the folder"):
+        run(tmp_path, 3)

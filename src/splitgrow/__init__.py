@@ -17,6 +17,7 @@ from splitgrow.attributes import sizes_of
 from splitgrow.checkpoint import load, read_metadata, save
 from splitgrow.cost import Cost, CostModel
 from splitgrow.curvature import Softplus
+from splitgrow.directions import Directions
 from splitgrow.distributed import Shard, rewrap
 from splitgrow.errors import (
     CaptureError,
@@ -63,6 +64,7 @@ __all__ = [
     "Cosine",
     "Cost",
     "CostModel",
+    "Directions",
     "Entry",
     "Event",
     "Experiment",

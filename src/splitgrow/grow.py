@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from splitgrow.capture import Call, ExampleInputs
 from splitgrow.checkpoint import load
 from splitgrow.cost import CostModel
+from splitgrow.directions import Directions
 from splitgrow.distributed import APART, Team, check_bare, team_of
 from splitgrow.errors import InputError, Interrupted, SplitgrowError
 from splitgrow.fit import Trainer
@@ -189,6 +190,7 @@ class _Run:
     history: History = field(init=False)
     optimizer: Optimizer | None = None
     restore: Callable[[Optimizer], None] | None = None
+    directions: Directions | None = None  # of the model's neurons, from their last scoring
     stop: threading.Event = field(default_factory=threading.Event)
     left_out: set[str] = field(default_factory=set)
 
@@ -269,6 +271,7 @@ class _Run:
             self._note_end(growth)
             return False
         self._note(growth, units)
+        self.directions = growth.directions
         self._start_afresh(number)
         self._save(grown=True)
         self.watcher.on_grown(self.history.phases[-1], self.history)
@@ -281,6 +284,7 @@ class _Run:
         return Site(
             self.model, units, self.loss_fn, self.batches, self.policy,
             self.until.left(CostModel(units).total(), count), self.optimizer, generator,
+            self.directions,
         )  # fmt: skip
 
     # ---- one phase ----------------------------------------------------------------------------
@@ -348,6 +352,7 @@ class _Run:
         if self.policy.after == "retrain":
             with seeded(_seed_of(self.seed, number, "retrain")), torch.no_grad():
                 _reset(self.model)
+            self.directions = None
             if self.optimizer is not None:
                 self.optimizer.state.clear()
 
@@ -404,6 +409,7 @@ class _Run:
             last.check()
             self.history = last.history()
             load(self.model, last.model)
+            self.directions = last.directions()
             if last.optimizer is not None:
                 self.restore = partial(load_optimizer, path=last.optimizer)
         return last
@@ -457,7 +463,9 @@ class _Run:
             self.watcher.on_stage(self.history.phases[-1].phase, "save")
             with self.team.guard("save"):
                 if self.team.rank == 0:
-                    self.folder.save(self.model, self.optimizer, self.history, grown=grown)
+                    self.folder.save(
+                        self.model, self.optimizer, self.history, self.directions, grown=grown
+                    )
 
     def _check_stop(self) -> None:
         if self.team.any(self.stop.is_set(), "stop"):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from splitgrow.directions import Directions
 from splitgrow.errors import InputError, SplitRefused
 from splitgrow.plan import Entry, SplitPlan
 from splitgrow.policy import Policy
@@ -45,6 +46,20 @@ class Site:
     limits: Limits
     optimizer: Optimizer | None = None
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
+    start: Directions | None = None  # of the same neurons, from the phase before
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a method would grow.
+
+    Attributes:
+        candidates: by unit, the neurons that may grow, the best first.
+        directions: of all neurons, where they were scored.
+    """
+
+    candidates: dict[str, list[Candidate]]
+    directions: Directions | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +82,10 @@ class Grown:
 
 @dataclass(frozen=True)
 class Growth:
-    """What a method did; see :class:`splitgrow.history.Split`."""
+    """What a method did; see :class:`splitgrow.history.Split`.
+
+    ``directions`` are those of the grown net's neurons, where they were scored.
+    """
 
     neurons: tuple[Grown, ...]
     measured: float | None
@@ -78,6 +96,7 @@ class Growth:
     predicted: float | None = None
     score_seconds: float = 0.0
     split_seconds: float = 0.0
+    directions: Directions | None = None
 
 
 @dataclass(frozen=True)
@@ -103,20 +122,37 @@ class Method(ABC):
     def carry_out(self, site: Site, plan: SplitPlan) -> Growth:
         """Grow the neurons of a plan in place, or raise and leave everything as it was."""
 
+    def survey(self, site: Site) -> Survey:
+        """What to choose from; a method that scores neurons tells their directions too."""
+        return Survey(self.rank(site))
+
     def grow(self, site: Site) -> Growth | Nothing:
         """Grow the best neurons that the limits allow."""
         start = time.perf_counter()
-        ranked = self.rank(site)
-        plan = _choose(site, ranked, site.limits)
+        found = self.survey(site)
+        plan = _choose(site, found.candidates, site.limits)
         scored = time.perf_counter()
         if not len(plan):
-            return Nothing(_why_nothing(site, ranked), scored - start)
+            return Nothing(_why_nothing(site, found.candidates), scored - start)
         try:
             growth = self.carry_out(site, plan)
         except SplitRefused:
             return Nothing("refused", scored - start)
         done = time.perf_counter()
-        return replace(growth, score_seconds=scored - start, split_seconds=done - scored)
+        return replace(
+            growth, score_seconds=scored - start, split_seconds=done - scored,
+            directions=_carried(found.directions, site.units, growth),
+        )  # fmt: skip
+
+
+def _carried(directions: Directions | None, units: Units, growth: Growth) -> Directions | None:
+    """Those of the grown net, where they are known of all its neurons."""
+    if directions is None or any(grown.neuron is None for grown in growth.neurons):
+        return None
+    chosen: dict[str, list[int]] = {}
+    for unit, neuron in sorted((g.unit, g.neuron) for g in growth.neurons if g.neuron is not None):
+        chosen.setdefault(unit, []).append(neuron)
+    return directions.grown(units, chosen)
 
 
 def _choose(site: Site, ranked: Mapping[str, list[Candidate]], limits: Limits) -> SplitPlan:
@@ -133,13 +169,29 @@ def _why_nothing(site: Site, ranked: Mapping[str, list[Candidate]]) -> str:
     return "macs" if len(_choose(site, ranked, replace(site.limits, macs=None))) else "params"
 
 
-class Splitting(Method):
-    """The neurons with the most negative splitting index, along their splitting gradients."""
+class _Scoring(Method):
+    """Scores neurons, from the directions of the phase before."""
+
+    @abstractmethod
+    def order(self, site: Site, scores: Scores) -> dict[str, list[Candidate]]:
+        """By unit, the neurons that may grow, the best first."""
+
+    def survey(self, site: Site) -> Survey:
+        """What was found in scoring."""
+        scores = _scores(site)
+        return Survey(self.order(site, scores), scores.directions)
 
     def rank(self, site: Site) -> dict[str, list[Candidate]]:
+        """The same without the directions."""
+        return self.survey(site).candidates
+
+
+class Splitting(_Scoring):
+    """The neurons with the most negative splitting index, along their splitting gradients."""
+
+    def order(self, site: Site, scores: Scores) -> dict[str, list[Candidate]]:
         """By splitting index, as the policy compares them."""
-        policy = site.policy
-        return candidates(_scores(site), policy.threshold, policy.rank)
+        return candidates(scores, site.policy.threshold, site.policy.rank)
 
     def carry_out(self, site: Site, plan: SplitPlan) -> Growth:
         """Split with the step that lowers the loss most.
@@ -178,18 +230,15 @@ def _helpful(site: Site, plan: SplitPlan) -> list[Entry]:
     return [entry for lowered, _, entry in sorted(found, key=lambda t: t[:2]) if lowered < 0]
 
 
-class RandomNeuron(Method):
+class RandomNeuron(_Scoring):
     """Any neurons, each along its own splitting gradient."""
 
-    def rank(self, site: Site) -> dict[str, list[Candidate]]:
+    def order(self, site: Site, scores: Scores) -> dict[str, list[Candidate]]:
         """At random."""
-        found = _scores(site)
         entries = [
-            Entry(
-                name, k, float(scores.values[k]), scores.vectors[k].cpu(), float(scores.scales[k])
-            )
-            for name, scores in found.items()
-            for k in range(len(scores.values))
+            Entry(name, k, float(found.values[k]), found.vectors[k].cpu(), float(found.scales[k]))
+            for name, found in scores.items()
+            for k in range(len(found.values))
         ]
         return shuffled(entries, site.generator)
 
@@ -214,7 +263,7 @@ def _scores(site: Site) -> Scores:
     neurons = sum(unit.width for unit in site.units)
     found = score(
         site.model, site.loss_fn, site.batches, units=site.units, steps=site.policy.lanczos,
-        settle=site.policy.settled(neurons),
+        settle=site.policy.settled(neurons), start=site.start,
     )  # fmt: skip
     _check_scores(found)
     return found

@@ -5,6 +5,7 @@
       phase-0000/           the net as phase 0 trained it
         model.safetensors
         optimizer.safetensors   where train() has handed one over
+        directions.safetensors  of the last scoring, where the next one starts; if there was one
         history.json            everything up to here
       phase-0000-grown/     the same after its split: where phase 1 begins
       phase-0001/ ...
@@ -30,15 +31,25 @@ from torch import nn
 from torch.optim import Optimizer
 
 from splitgrow.checkpoint import read_metadata, save
+from splitgrow.directions import Directions
 from splitgrow.errors import CheckpointError, InputError
-from splitgrow.files import _temporary_beside, atomic_directory, clean, read_sealed, write_file
+from splitgrow.files import (
+    _temporary_beside,
+    atomic_directory,
+    clean,
+    read_sealed,
+    write_file,
+    write_sealed,
+)
 from splitgrow.history import History
 from splitgrow.optimizer_file import OPTIMIZER_FORMAT, save_optimizer
 
 _PHASE = re.compile(r"phase-(\d{4,})(-grown)?")
-MODEL, OPTIMIZER, HISTORY, SETTINGS = (
-    "model.safetensors", "optimizer.safetensors", "history.json", "run.json"
+MODEL, OPTIMIZER, DIRECTIONS, HISTORY, SETTINGS = (
+    "model.safetensors", "optimizer.safetensors", "directions.safetensors", "history.json",
+    "run.json",
 )  # fmt: skip
+DIRECTIONS_FORMAT = "splitgrow-directions-1"
 
 
 @dataclass(frozen=True, order=True)
@@ -60,6 +71,14 @@ class Saved:
         file = self.path / OPTIMIZER
         return file if file.exists() else None
 
+    def directions(self) -> Directions | None:
+        """Of the model's neurons, if they were scored."""
+        file = self.path / DIRECTIONS
+        if not file.exists():
+            return None
+        with self._undamaged():
+            return Directions(read_sealed(file, DIRECTIONS_FORMAT)[1])
+
     def history(self) -> History:
         """The run up to here."""
         file = self.path / HISTORY
@@ -75,6 +94,7 @@ class Saved:
             read_metadata(self.model)
             if self.optimizer is not None:
                 read_sealed(self.optimizer, OPTIMIZER_FORMAT)
+        self.directions()
 
     @contextmanager
     def _undamaged(self) -> Iterator[None]:
@@ -160,7 +180,13 @@ class RunFolder:
         return sorted(found)
 
     def save(
-        self, model: nn.Module, optimizer: Optimizer | None, history: History, *, grown: bool
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        history: History,
+        directions: Directions | None = None,
+        *,
+        grown: bool,
     ) -> None:
         """Write the checkpoint of the history's last phase; one that is there is replaced."""
         number = history.phases[-1].phase
@@ -169,6 +195,8 @@ class RunFolder:
             save(model, folder / MODEL)
             if optimizer is not None:
                 save_optimizer(optimizer, folder / OPTIMIZER)
+            if directions is not None:
+                write_sealed(folder / DIRECTIONS, directions.tensors, {"format": DIRECTIONS_FORMAT})
             (folder / HISTORY).write_text(history.to_json())
         self._write_settings()
 

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 from splitgrow import stream
 from splitgrow.curvature import Softplus
+from splitgrow.directions import Directions
 from splitgrow.distributed import APART, Team, bare, digest, team_of
 from splitgrow.errors import InputError
 from splitgrow.keep import keep
@@ -35,7 +36,7 @@ def score(
     stand_in: Softplus | None = Softplus(),  # noqa: B008  (frozen)
     memory: int | None = None,
     settle: Settle | None = None,
-    start: Scores | None = None,
+    start: Scores | Directions | None = None,
 ) -> Scores:
     """Compute lambda_min and v_min of every neuron.
 
@@ -59,8 +60,9 @@ def score(
             each Lanczos step, and nothing is kept at all.
         settle: score no more of the batches than the choice of neurons needs; ``Scores.samples``
             says how many that were.
-        start: scores of the same neurons on other samples, or before they were trained a little.
-            Lanczos begins with their vectors, and takes 4 steps where it would take 8.
+        start: scores of the same neurons on other samples, or before they were trained on; across a
+            split, ``scores.directions.after(plan)``. Lanczos begins with their vectors, and takes 4
+            steps where it would take 8.
     """
     team = team_of(batches)
     with team.guard("score"):
@@ -71,20 +73,22 @@ def score(
             call = first_call(model, loss_fn, batches)
             units = find_units(model, call.args or call.bound_to(model).kwargs)
         units.check(model)
-        _check_start(start, units)
+        known = start.directions if isinstance(start, Scores) else start
+        if known is not None:
+            known.check(units)
         with (
             torch.inference_mode(False),
-            _one_model(model, units, start, (steps, stand_in, settle), team),
+            _one_model(model, units, known, (steps, stand_in, settle), team),
         ):
             setup = Setup(units.analysis, _constants(model, units), stand_in, team)
 
-            def score_on(some: Iterable[Any], start: Scores | None) -> Scores:
+            def score_on(some: Iterable[Any], start: Directions | None) -> Scores:
                 source, effort = Source(model, units, loss_fn, some), Effort(steps, start)
                 return _score_all(source, setup, effort, memory)
 
             if settle is None:
-                return score_on(batches, start)
-            return settled(score_on, batches, settle, start)
+                return score_on(batches, known)
+            return settled(score_on, batches, settle, known)
 
 
 def _constants(model: nn.Module, units: Units) -> dict[fx.Node, Tensor]:
@@ -107,30 +111,13 @@ def _check(
         raise InputError(
             f"settle: expected splitgrow.Settle(0.9, fraction=0.3) or the like, got {settle!r}."
         )
-    if start is not None and not isinstance(start, Scores):
+    if start is not None and not isinstance(start, Scores | Directions):
         raise InputError(f"start: expected what score() returned, got {type(start).__name__}.")
-
-
-def _check_start(start: Scores | None, units: Units) -> None:
-    """Are they scores of the same neurons?"""
-    if start is None:
-        return
-    here, there = (
-        {unit.name: f"{unit.width} neurons of {unit.size} parameters" for unit in some}
-        for some in (units, start.units)
-    )
-    for name, neurons in here.items():
-        if there.get(name) != neurons:
-            raise InputError(
-                f"start: {name} has {neurons} in this model, in those scores "
-                f"{there.get(name, 'it is missing')}. Start from scores of the same neurons, or "
-                "leave it out."
-            )
 
 
 @contextmanager
 def _one_model(
-    model: nn.Module, units: Units, start: Scores | None, settings: object, team: Team
+    model: nn.Module, units: Units, start: Directions | None, settings: object, team: Team
 ) -> Iterator[None]:
     """Inside, all ranks have the same model: rank 0's buffers, and parameters that are checked."""
     if team.size == 1:
@@ -140,7 +127,7 @@ def _one_model(
         try:
             found = {unit.name: f"{unit.width} x {unit.size}" for unit in units}
             same_call = "Call it with the same units and settings on every rank."
-            given = {"start": _digest(start, units), "settings": repr(settings)}
+            given = {"start": _digest(start), "settings": repr(settings)}
             team.same("score", found | given, same_call)
             team.share_buffers(model, undo)
             team.same_model("model", model, APART)
@@ -149,11 +136,11 @@ def _one_model(
             undo.rollback()
 
 
-def _digest(start: Scores | None, units: Units) -> str:
-    """Tells vectors to start from apart."""
+def _digest(start: Directions | None) -> str:
+    """Tells what is started from apart."""
     if start is None:
         return "none"
-    return " ".join(digest(start[unit.name].vectors) for unit in units)
+    return " ".join(digest(tensor) for tensor in start.tensors.values())
 
 
 def _score_all(source: Source, setup: Setup, effort: Effort, memory: int | None) -> Scores:

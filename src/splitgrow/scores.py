@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from splitgrow.directions import Directions
 from splitgrow.units import Unit, Units
 
 Rank = Literal["lambda", "gain"]
@@ -71,6 +72,12 @@ class Scores(Mapping[str, UnitScores]):
     def neurons(self) -> int:
         """Of all units."""
         return sum(len(found.values) for found in self.values())
+
+    @property
+    def directions(self) -> Directions:
+        """The vectors alone; ``directions.after(plan)`` is where the next scoring can start."""
+        vectors = {name: found.vectors for name, found in self.items()}
+        return Directions.of_units(self.units, vectors)
 
     def __getitem__(self, name: str) -> UnitScores:
         if name not in self._scores:

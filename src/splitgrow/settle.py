@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from splitgrow.directions import Directions
 from splitgrow.distributed import first_of, length_of, team_of
 from splitgrow.errors import InputError
 from splitgrow.scores import Rank, Scores
 from splitgrow.select import Caps, check_selection, is_number, part_of
 from splitgrow.view import passes
 
-ScoreOn = Callable[[Iterable[Any], Scores | None], Scores]  # on some batches, from other scores
+ScoreOn = Callable[[Iterable[Any], Directions | None], Scores]  # on some batches, from a start
 FIRST = 1 / 8  # of the batches, to begin with ...
 FEWEST = 8  # ... but no fewer than these: a standard error of fewer groups says little
 
@@ -70,7 +71,7 @@ def is_share(value: Any) -> bool:
 
 
 def settled(
-    score: ScoreOn, batches: Iterable[Any], to: Settle, start: Scores | None = None
+    score: ScoreOn, batches: Iterable[Any], to: Settle, start: Directions | None = None
 ) -> Scores:
     """What ``score`` says of as many of the batches as are needed; the same on all ranks.
 
@@ -85,8 +86,9 @@ def settled(
     while True:
         taken = ceil(share * own)
         share = team.sum(taken, "the batches to score") / total
-        start = scores = score(first_of(batches, taken), start)
+        scores = score(first_of(batches, taken), start)
         if share >= 1 or to.expected(scores, share) >= to.overlap:
             return scores
+        start = scores.directions
         enough = (m for m in (2.0, 4.0) if to.expected(scores, share, m) >= to.overlap)
         share = min(share * next(enough, 8.0), 1.0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from splitgrow import span
+from splitgrow.directions import Directions
 from splitgrow.distributed import Team
 from splitgrow.eigen import (
     Eigenpairs,
@@ -17,7 +18,7 @@ from splitgrow.eigen import (
     random_vector,
 )
 from splitgrow.products import Products
-from splitgrow.scores import Scores, UnitScores
+from splitgrow.scores import UnitScores
 from splitgrow.spread import Spread
 from splitgrow.units import Unit
 
@@ -36,11 +37,11 @@ class Effort:
 
     Args:
         steps: None leaves it to each unit, and solves small ones exactly.
-        start: scores of the same units, whose vectors are close to what is sought.
+        start: of the same neurons, close to what is sought.
     """
 
     steps: int | None = None
-    start: Scores | None = None
+    start: Directions | None = None
 
     @property
     def products(self) -> int:
@@ -53,9 +54,7 @@ class Effort:
         start = random_vector(d, seed=0).to(theta).expand(n, d)
         if self.start is not None:
             # Of an eigenvector alone Lanczos would see nothing else, be it the smallest or not.
-            start = (
-                self.start[unit.name].vectors.to(theta) + DOUBT * start / start.norm(dim=1)[:, None]
-            )
+            start = self.start.of(unit).to(theta) + DOUBT * start / start.norm(dim=1)[:, None]
         return lanczos_solver(start, self.products)
 
 

@@ -61,7 +61,7 @@ class Regrowth:
         """
         total = None
         for unit, slot, sign in self.moves:
-            rows = _rows_of(unit, slot, steps[unit.name]).to(tensor)
+            rows = rows_of(unit, slot, steps[unit.name]).to(tensor)
             moved = self.copy(slot.place(rows, tensor.shape)) * along(sign, slot.dim, tensor)
             total = moved if total is None else total + moved
         return None if total is None else _scale(total, self.halved)
@@ -95,7 +95,7 @@ def _like(tensor: Tensor, old: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _rows_of(unit: Unit, slot: Slot, vectors: Tensor) -> Tensor:
+def rows_of(unit: Unit, slot: Slot, vectors: Tensor) -> Tensor:
     """The columns of (width, size) that belong to one of the unit's parameters."""
     before = unit.theta[: unit.theta.index(slot)]
     start = sum(unit.slot_size(other) for other in before)
@@ -194,4 +194,4 @@ def _new_widths(plans: Mapping[str, Regrowth]) -> dict[Axis, int]:
     return widths
 
 
-__all__ = ["Regrowth", "plan_regrowth", "regrow"]
+__all__ = ["Regrowth", "plan_regrowth", "regrow", "rows_of"]

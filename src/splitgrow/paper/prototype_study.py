@@ -26,7 +26,7 @@ from splitgrow.phase import Phase
 from splitgrow.plan import Entry, SplitPlan
 from splitgrow.policy import Budget, Policy
 from splitgrow.runs import RunFolder
-from splitgrow.score import score
+from splitgrow.scores import Scores
 from splitgrow.select import Candidate, Limits
 from splitgrow.state import seeded
 
@@ -34,10 +34,9 @@ from splitgrow.state import seeded
 class LowestIndex(RandomNeuron):
     """The neurons with the lowest indexes whatever their sign, as in the authors' code."""
 
-    def rank(self, site: Site) -> dict[str, list[Candidate]]:
+    def order(self, site: Site, scores: Scores) -> dict[str, list[Candidate]]:  # noqa: ARG002
         """By index."""
-        found = score(site.model, site.loss_fn, site.batches, units=site.units)
-        return {UNIT: [Candidate(-entry.lambda_, entry) for entry in entries_of(found)]}
+        return {UNIT: [Candidate(-entry.lambda_, entry) for entry in entries_of(scores)]}
 
 
 # Each method: how it grows, and of which loss it takes the matrix.
