@@ -227,6 +227,18 @@ def test_a_resumed_run_starts_where_it_would_have(tmp_path: Path, given: dict[st
     assert files(part) == whole
 
 
+def test_where_training_changes_the_net_scoring_starts_from_nothing(tmp_path: Path) -> None:
+    def rebuilt(model: Any, phase: sg.Phase) -> None:
+        if phase.number == 1:  # a narrower net in the place of the grown one
+            other = zoo.VGG([4, "M", 3]).double()
+            model.features, model.classifier = other.features, other.classifier
+        by_itself(model, phase)
+
+    result = run(tmp_path, 3, train=rebuilt)
+    assert len(result.history.phases) == 3
+    assert result.history.phases[1].split is not None
+
+
 def test_damaged_directions_are_named(tmp_path: Path) -> None:
     run(tmp_path, 2)
     file = tmp_path / "phase-0000-grown" / "directions.safetensors"

@@ -59,12 +59,17 @@ class Directions:
 
     def check(self, units: Units) -> None:
         """Raise unless they are those of a model with these units."""
+        if wrong := self.misfit(units):
+            raise InputError(
+                f"start: {wrong} in what is given to start from. Give scores of this model, after "
+                "a split scores.directions.after(plan), or leave it out."
+            )
+
+    def misfit(self, units: Units) -> str | None:
+        """What keeps them from being those of a model with these units."""
         for name in dict.fromkeys(slot.name for unit in units for slot in unit.theta):
             here, there = units.shapes[name], self.tensors.get(name)
             if there is None or tuple(there.shape) != here:
                 got = "is missing" if there is None else f"the shape {tuple(there.shape)}"
-                raise InputError(
-                    f"start: {name} has the shape {here} in this model, and {got} in what is given "
-                    "to start from. Give scores of this model, after a split "
-                    "scores.directions.after(plan), or leave it out."
-                )
+                return f"{name} has the shape {here} in this model, and {got}"
+        return None

@@ -284,8 +284,13 @@ class _Run:
         return Site(
             self.model, units, self.loss_fn, self.batches, self.policy,
             self.until.left(CostModel(units).total(), count), self.optimizer, generator,
-            self.directions,
+            self._known_directions(units),
         )  # fmt: skip
+
+    def _known_directions(self, units: Units) -> Directions | None:
+        """Where the scoring can start; not at all where train() has changed the net's shapes."""
+        known = self.directions
+        return None if known is None or known.misfit(units) else known
 
     # ---- one phase ----------------------------------------------------------------------------
 
