@@ -1,7 +1,7 @@
-"""The grown nets of the keyword study as files for a device: their sizes, latencies, accuracies.
+"""The nets that splitting grew in the keyword study, as files for a device.
 
 Each is the last net of its run, written as ``splitgrow export`` writes it. Every file answers every
-test clip, beside PyTorch.
+test clip, beside PyTorch; its size, latency and accuracy are told.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from splitgrow.export.run import export_run
 from splitgrow.export.runner import OnnxRunner
 from splitgrow.files import write_file
 from splitgrow.paper.job_runs import Result, runs_of
-from splitgrow.paper.jobs import GROWN
 from splitgrow.paper.kws import Job
 from splitgrow.paper.kws_bench import Setting
+from splitgrow.paper.kws_claims import KINDS
 from splitgrow.paper.kws_kept import last_net, test_clips
 from splitgrow.paper.results import rounded
 
@@ -38,7 +38,7 @@ NAMES = {"onnx": "ONNX, float", "int8": "ONNX, int8", "pte": "ExecuTorch, float"
 
 
 def export_jobs(jobs: Sequence[Result], folder: Path) -> list[Row]:
-    """Write the last net of every grown run that is there, and say what the files are like.
+    """Write the last net of every run of splitting that is there, and say what the files are like.
 
     The files are beside the run's checkpoints. ``files.json`` in the folder has a row for each; it
     is written anew.
@@ -47,12 +47,12 @@ def export_jobs(jobs: Sequence[Result], folder: Path) -> list[Row]:
         jobs: results of the study.
         folder: of the study, with its runs.
     """
-    grown = [Job(**job["job"]) for job in jobs if job["job"]["method"] in GROWN]
+    grown = [Job(**job["job"]) for job in jobs if job["job"]["method"] in KINDS]
     runs = runs_of(Setting(**jobs[0]["settings"]), folder)
     there = [job for job in grown if (runs / job.name).is_dir()]
     if not there:
         raise InputError(
-            f"{folder}: the runs of no grown net are there to export; jobs alone are only numbers. "
+            f"{folder}: no run of splitting is there to export; jobs alone are only numbers. "
             "Run the study here, and then once more with --export."
         )
     rows = [row for job in there for row in _exported(job, runs / job.name)]
