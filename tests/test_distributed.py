@@ -259,12 +259,12 @@ def test_ranks_go_on_after_a_failure(pair: Pair) -> None:
 def test_grow_is_that_of_one_process_and_goes_on(pair: Pair, tmp_path: Path) -> None:
     first, second = worker.data([8, 8])
     whole = [(torch.cat([first[0], second[0]]), torch.cat([first[1], second[1]]))]
-    expected = worker.grown(whole, phases=2)
+    expected = worker.grown(whole, phases=3)
     assert expected["params"][-1] > expected["params"][0]
     folder = str(tmp_path / "run")
-    pair.both("grow", phases=1, run_dir=folder)
-    assert (tmp_path / "run" / "phase-0000" / "model.safetensors").exists()
-    assert_close(pair.both("grow", phases=2, run_dir=folder, resume=True), expected, 1e-6)
+    pair.both("grow", phases=2, run_dir=folder)
+    assert (tmp_path / "run" / "phase-0001" / "directions.safetensors").exists()
+    assert_close(pair.both("grow", phases=3, run_dir=folder, resume=True), expected, 1e-6)
 
 
 def test_grow_fails_on_both_ranks(pair: Pair, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,10 @@ TINY = Setting(
     phases=2, largest=0.9,
 )  # fmt: skip
 CPU = torch.device("cpu")
+needs_onnx = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")),
+    reason="needs the extra export",
+)
 POINT = {"params", "macs", "operations", "accuracy", "validation", "loss", "epochs", "widths",
          "seconds", "split", "finished"}  # fmt: skip
 DSCNN = "DS-CNN"
@@ -337,11 +342,13 @@ def test_nets_are_scored_by_the_loss_that_they_are_trained_with() -> None:
 # --- files for a device -------------------------------------------------------------------------
 
 
+@needs_onnx
 def test_grown_nets_become_files_that_are_judged_on_all_test_clips(
     small: None, shared: Path
 ) -> None:
     job = Job(DSCNN, "splitting")
     found = done(job, shared)
+    assert kws_files.read_files(shared, found["settings"]) == []
     rows = {row["file"]: row for row in kws_files.export_jobs([found], shared)}
     last = found["points"][-1]
     assert {"onnx", "int8"} <= set(rows) <= set(kws_files.NAMES)
@@ -350,7 +357,8 @@ def test_grown_nets_become_files_that_are_judged_on_all_test_clips(
         assert (row["params"], row["macs"]) == (last["params"], last["macs"])
     assert rows["onnx"]["accuracy"] == pytest.approx(last["accuracy"])
     assert rows["onnx"]["difference"] <= 1e-4 < rows["int8"]["difference"]
-    assert kws_files.read_files(shared) == list(rounded(list(rows.values())))
+    assert kws_files.read_files(shared, found["settings"]) == rounded(list(rows.values()))
+    assert kws_files.read_files(shared, found["settings"] | {"epochs": 9}) == []
     table = kws_files.to_markdown(list(rows.values()))
     assert f"| splitting | ONNX, int8 | {100 * rows['int8']['accuracy']:.2f} |" in table
 
@@ -372,10 +380,16 @@ def test_a_file_that_answers_otherwise_is_seen() -> None:
 
 
 def test_without_runs_there_is_nothing_to_export(tmp_path: Path) -> None:
-    job = {"job": asdict(Job(DSCNN, "splitting")), "settings": asdict(TINY)}
     with pytest.raises(InputError, match="once more with --export"):
-        kws_files.export_jobs([job], tmp_path)
-    assert kws_files.read_files(tmp_path) == []
+        kws_files.export_jobs([result(0, TWO[0]["points"])], tmp_path)
+
+
+@needs_onnx
+def test_a_run_that_is_not_the_jobs_own_is_not_exported(small: None, shared: Path) -> None:
+    found = done(Job(DSCNN, "splitting"), shared)
+    other = {**found, "points": found["points"][:1]}
+    with pytest.raises(InputError, match=r"parameters, that of the finished job .* delete it"):
+        kws_files.export_jobs([other], shared)
 
 
 # --- what came of it ----------------------------------------------------------------------------
@@ -457,6 +471,18 @@ def ordered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_the_command_runs_the_study(ordered: list[Any]) -> None:
     assert invoke().exit_code == 0
     assert ordered == [study(range(5)), Setting()]
+
+
+@needs_onnx
+def test_nets_are_exported_when_the_tables_are_there(
+    ordered: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said: list[Any] = []
+    monkeypatch.setattr(kws_cli, "show", lambda *_: said.append("tables"))
+    monkeypatch.setattr(job_runs, "finished", lambda *_: TWO)
+    monkeypatch.setattr(kws_files, "export_jobs", lambda jobs, place: said.append((jobs, place)))
+    assert invoke("--export", "--folder", str(tmp_path)).exit_code == 0
+    assert said == ["tables", (TWO, tmp_path / "kws")]
 
 
 def test_nets_methods_and_schedule_can_be_chosen(ordered: list[Any]) -> None:

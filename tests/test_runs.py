@@ -45,7 +45,8 @@ def test_a_run_leaves_a_checkpoint_after_every_training_and_every_split(tmp_path
     result = grow(tmp_path / "run", until=sg.Budget(phases=2))
     parts = ("history.json", "model.safetensors", "optimizer.safetensors")
     folders = ("phase-0000", "phase-0000-grown", "phase-0001")
-    assert files_in(tmp_path / "run") == {"run.json"} | {
+    scored = {f"{folder}/directions.safetensors" for folder in folders[1:]}
+    assert files_in(tmp_path / "run") == {"run.json"} | scored | {
         f"{folder}/{part}" for folder in folders for part in parts
     }
     loaded = sg.load(net(), tmp_path / "run" / "phase-0001" / "model.safetensors")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import splitgrow as sg
-from splitgrow import methods, zoo
+from splitgrow import methods, span, zoo
 from splitgrow.runs import RunFolder
 from splitgrow.solve import LANCZOS_STEPS, WARM_STEPS, Effort
 
@@ -70,6 +70,19 @@ def test_a_start_with_the_wrong_eigenvectors_finds_the_right_ones() -> None:
     assert off(warm, exact) < 1e-3
 
 
+def test_in_the_span_of_the_data_a_start_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is solved there takes its eight steps, from nothing."""
+    model, batches, _ = trained()
+    monkeypatch.setattr(span, "pays", lambda unit, terms, *_: terms[0][1].has_rows)
+    cold = sg.score(model, loss_fn, batches)
+    warm = sg.score(model, loss_fn, batches, start=cold)
+    by_span = [name for name, found in cold.items() if found.method == "span"]
+    assert by_span
+    for name in by_span:
+        assert warm[name].method == "span"
+        assert torch.equal(warm[name].values, cold[name].values)
+
+
 def test_a_start_takes_fewer_steps() -> None:
     model, batches, _ = trained()
     found = sg.score(model, loss_fn, batches)
@@ -81,7 +94,7 @@ def test_scores_of_other_neurons_are_no_start() -> None:
     model, batches, _ = trained()
     other = zoo.VGG([6, "M", 5, "M", 6]).double().eval()
     earlier = sg.score(other, loss_fn, batches[:1])
-    with pytest.raises(sg.InputError, match=r"start: .* \(6, 6, 3, 3\) in this model, .*\(5, 6"):
+    with pytest.raises(sg.InputError, match=r"start: .* \(6, 6, 3, 3\) in the model, .*\(5, 6"):
         sg.score(model, loss_fn, batches, start=earlier)
     with pytest.raises(sg.InputError, match="start: expected what score"):
         sg.score(model, loss_fn, batches, start={})  # type: ignore[arg-type]
@@ -159,8 +172,31 @@ def test_directions_of_another_model_are_not_carried() -> None:
     other = mobilenet()
     units = sg.find_units(other, images[:1])
     plan = every(sg.score(other, loss_fn, batches, units=units), units, units[0].name)
-    with pytest.raises(sg.InputError, match=r"start: stem.* is missing .*after\(plan\)"):
+    with pytest.raises(sg.InputError, match=r"plan: .* another model .*stem.* is missing"):
         found.after(plan)
+
+
+class Shared(nn.Module):
+    """Rows and columns of the same parameters are two units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p, self.q = (nn.Parameter(torch.randn(3, 5)) for _ in range(2))
+        self.last = nn.Linear(15, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = torch.tanh(x[:, :1, None] * self.p + x[:, 1:, None] * self.q)
+        return self.last(found.flatten(1))
+
+
+def test_two_units_may_share_their_parameters() -> None:
+    torch.manual_seed(0)
+    model, x = Shared().double(), torch.randn(40, 2).double()
+    batches = [(x, torch.sin(3 * x[:, :1]))]
+    scores = sg.score(model, lambda m, batch: F.mse_loss(m(batch[0]), batch[1]), batches)
+    assert [unit.size for unit in scores.units] == [10, 6]
+    for name, found in scores.items():
+        torch.testing.assert_close(scores.directions.of(scores.units[name]), found.vectors)
 
 
 # --- in a run -------------------------------------------------------------------------------
@@ -211,6 +247,33 @@ def test_each_scoring_of_a_run_starts_from_the_last(
     starts.clear()
     run(tmp_path / "anew", policy=sg.Policy(count=3, lanczos=2, after="retrain"))
     assert [start is None for start in starts] == [True, True, True]
+
+
+def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    run(tmp_path, 2, train=by_itself)
+    (tmp_path / "phase-0001" / "directions.safetensors").unlink()
+    assert len(run(tmp_path, 3, train=by_itself).history.phases) == 3
+
+
+def test_excluded_units_have_no_directions(tmp_path: Path) -> None:
+    run(tmp_path, 3, exclude=["features.0"])
+    kept = RunFolder(tmp_path).saved()[-1].directions()
+    assert kept is not None
+    assert not any(key.startswith("features.0.") for key in kept.tensors)
+
+
+def test_a_method_that_ranks_by_itself_is_asked(tmp_path: Path) -> None:
+    class Last(methods.Splitting):
+        """Of each unit the least promising neuron."""
+
+        def rank(self, site: methods.Site) -> dict[str, Any]:
+            return {name: found[-1:] for name, found in super().rank(site).items()}
+
+    result = run(tmp_path, 2, method=Last(), policy=sg.Policy(count=9))
+    split = result.history.phases[0].split
+    assert split is not None
+    assert len(split.neurons) <= len({event.unit for event in split.neurons})
+    assert RunFolder(tmp_path).saved()[-1].directions() is None
 
 
 @pytest.mark.parametrize("given", [{}, {"train": by_itself}], ids=["carried", "by itself"])

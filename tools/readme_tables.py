@@ -12,6 +12,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+KEYWORDS = ROOT / "results" / "paper" / "kws"
+FILES = {
+    "scoring": RESULTS / "scoring.json",
+    "digits": RESULTS / "digits.json",
+    "keywords": KEYWORDS / "table1.json",
+    "files": KEYWORDS / "files.json",
+}
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
@@ -48,11 +55,23 @@ def digits(found: Any) -> str:
     return "\n".join(lines)
 
 
+def keywords(found: Any) -> str:
+    from splitgrow.paper.kws_table import to_markdown
+
+    return to_markdown(found).strip()
+
+
+def files(found: Any) -> str:
+    from splitgrow.paper.kws_files import to_markdown
+
+    return to_markdown(found).strip()
+
+
 def with_tables(text: str) -> str:
     """The text with every table made anew from its results file."""
 
     def table(match: re.Match[str]) -> str:
-        found = json.loads((RESULTS / f"{match[2]}.json").read_text())
+        found = json.loads(FILES[match[2]].read_text())
         return f"{match[1]}{globals()[match[2]](found)}\n{match[3]}"
 
     return TABLE.sub(table, text)

@@ -412,9 +412,9 @@ class _Run:
         last = self._newest_usable(saved)
         if last is not None:
             last.check()
+            self.directions = last.directions()
             self.history = last.history()
             load(self.model, last.model)
-            self.directions = last.directions()
             if last.optimizer is not None:
                 self.restore = partial(load_optimizer, path=last.optimizer)
         return last

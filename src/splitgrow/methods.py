@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from splitgrow.directions import Directions
+from splitgrow.distributed import team_of
 from splitgrow.errors import InputError, SplitRefused
 from splitgrow.plan import Entry, SplitPlan
 from splitgrow.policy import Policy
@@ -138,16 +139,20 @@ class Method(ABC):
             growth = self.carry_out(site, plan)
         except SplitRefused:
             return Nothing("refused", scored - start)
+        with team_of(site.batches).guard("directions"):
+            directions = _carried(found.directions, site.units, growth)
         done = time.perf_counter()
         return replace(
             growth, score_seconds=scored - start, split_seconds=done - scored,
-            directions=_carried(found.directions, site.units, growth),
+            directions=directions,
         )  # fmt: skip
 
 
 def _carried(directions: Directions | None, units: Units, growth: Growth) -> Directions | None:
     """Those of the grown net, where they are known of all its neurons."""
-    if directions is None or any(grown.neuron is None for grown in growth.neurons):
+    if directions is None or directions.misfit(units):
+        return None
+    if any(grown.neuron is None for grown in growth.neurons):
         return None
     chosen: dict[str, list[int]] = {}
     for unit, neuron in sorted((g.unit, g.neuron) for g in growth.neurons if g.neuron is not None):
@@ -177,13 +182,15 @@ class _Scoring(Method):
         """By unit, the neurons that may grow, the best first."""
 
     def survey(self, site: Site) -> Survey:
-        """What was found in scoring."""
+        """What was found in scoring; without directions where a subclass ranks by itself."""
+        if type(self).rank is not _Scoring.rank:
+            return super().survey(site)
         scores = _scores(site)
         return Survey(self.order(site, scores), scores.directions)
 
     def rank(self, site: Site) -> dict[str, list[Candidate]]:
-        """The same without the directions."""
-        return self.survey(site).candidates
+        """By their scores."""
+        return self.order(site, _scores(site))
 
 
 class Splitting(_Scoring):

@@ -94,7 +94,6 @@ class Saved:
             read_metadata(self.model)
             if self.optimizer is not None:
                 read_sealed(self.optimizer, OPTIMIZER_FORMAT)
-        self.directions()
 
     @contextmanager
     def _undamaged(self) -> Iterator[None]:

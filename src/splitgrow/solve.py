@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -78,8 +78,10 @@ def _eigenpairs(products: Products, theta: Tensor, effort: Effort) -> tuple[Eige
         return no_curvature(theta), "zero"
     if d <= steps if effort.steps is not None else _is_small(products, d):
         return answered(dense_solver(n, d, theta), products), "dense"
-    if effort.start is None and span.pays(unit, products.terms, steps, products.team):
-        return span.Span(unit, products.terms, products.team).smallest(steps), "span"
+    if span.pays(unit, products.terms, steps, products.team):
+        # It starts from nothing, so it takes as many steps as that needs.
+        cold = replace(effort, start=None).products
+        return span.Span(unit, products.terms, products.team).smallest(cold), "span"
     return answered(effort.lanczos(unit, theta), products), "lanczos"
 
 

@@ -140,11 +140,11 @@ class ExecutorchRunner:
         from executorch.runtime import Runtime
 
         self.inputs = inputs
-        self._content = content  # the program points into it
         try:
             with quiet(), _no_output():
                 self._program: Any = Runtime.get().load_program(content)
                 self._method: Any = self._program.load_method("forward")
+            self._content = content  # both point into it, so it goes last
         except Exception as error:  # its own
             raise ExportError(f"ExecuTorch cannot load the file: {_first_line(error)}") from error
 

@@ -9,7 +9,7 @@ import json
 import multiprocessing
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from multiprocessing.connection import wait
@@ -98,7 +98,12 @@ def runs_of(setting: Any, folder: Path) -> Path:
 
 def key_of(setting: Any) -> str:
     """Names the folder of what is computed with a setting."""
-    return sha256(json.dumps(asdict(setting), sort_keys=True).encode()).hexdigest()[:8]
+    return key_of_fields(asdict(setting))
+
+
+def key_of_fields(settings: Mapping[str, Any]) -> str:
+    """The same, from a result's settings: an older version may have had fewer."""
+    return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _file_of(job: Job, folder: Path) -> Path:

@@ -70,6 +70,7 @@ def kws(
     """
     from rich.console import Console
 
+    from splitgrow.export.runner import require_onnx
     from splitgrow.paper import figures
     from splitgrow.paper.job_runs import chosen, finished, run_jobs
     from splitgrow.paper.kws import EXPERIMENT, order, reader, study
@@ -77,6 +78,8 @@ def kws(
     from splitgrow.paper.kws_files import export_jobs
 
     figures.check_matplotlib()  # now, not after minutes of work
+    if export:
+        require_onnx()
     console, place = Console(), folder / "kws"
     if not redraw:
         setting = scheduled(
@@ -87,15 +90,16 @@ def kws(
         shared = order(setting, data=data, folder=place, device=device_named(device))
         reader(place)(data)  # now, with a good error, and not in every process
         run_jobs(todo, shared, workers, console)
+    show(place, console)
     if export:
         export_jobs(finished(place, EXPERIMENT), place)
-    show(place, console)
+        show_files(place, console)
 
 
 def show(place: Path, console: Console) -> None:
     """Claims, tables and figures of all jobs that are done."""
     from splitgrow.files import write_file
-    from splitgrow.paper import kws_claims, kws_figures, kws_files, kws_table
+    from splitgrow.paper import kws_claims, kws_figures, kws_table
     from splitgrow.paper.job_runs import finished
     from splitgrow.paper.kws import EXPERIMENT, summary, tables
     from splitgrow.paper.results import rounded
@@ -111,12 +115,26 @@ def show(place: Path, console: Console) -> None:
         "table1.json": _json(rows),
         "table1.md": kws_table.to_markdown(rows),
     }
-    if files := kws_files.read_files(place):
-        texts["files.md"] = kws_files.to_markdown(files)
+
     for name, text in texts.items():
         write_file(place / name, text.encode())
     for file in (*(place / name for name in texts), *kws_figures.draw(jobs, place)):
         console.print(f"wrote {file}", soft_wrap=True, highlight=False)
+    show_files(place, console)
+
+
+def show_files(place: Path, console: Console) -> None:
+    """The table of the files that the grown nets were exported to."""
+    from splitgrow.files import write_file
+    from splitgrow.paper import kws_files
+    from splitgrow.paper.job_runs import finished
+    from splitgrow.paper.kws import EXPERIMENT
+
+    rows = kws_files.read_files(place, finished(place, EXPERIMENT)[0]["settings"])
+    if rows:
+        text, file = kws_files.to_markdown(rows), place / "files.md"
+        write_file(file, text.encode())
+        console.print(text, f"wrote {file}", sep="\n", soft_wrap=True, highlight=False)
 
 
 def _json(value: Any) -> str:

@@ -24,12 +24,13 @@ from splitgrow.export.executorch_file import ExecutorchRunner
 from splitgrow.export.run import export_run
 from splitgrow.export.runner import OnnxRunner
 from splitgrow.files import write_file
-from splitgrow.paper.job_runs import Result, runs_of
+from splitgrow.paper.job_runs import Result, key_of_fields
+from splitgrow.paper.jobs import Point
 from splitgrow.paper.kws import Job
-from splitgrow.paper.kws_bench import Setting
 from splitgrow.paper.kws_claims import KINDS
 from splitgrow.paper.kws_kept import last_net, test_clips
 from splitgrow.paper.results import rounded
+from splitgrow.runs import RunFolder
 
 Row = dict[str, Any]
 FILES = "files.json"
@@ -47,30 +48,41 @@ def export_jobs(jobs: Sequence[Result], folder: Path) -> list[Row]:
         jobs: results of the study.
         folder: of the study, with its runs.
     """
-    grown = [Job(**job["job"]) for job in jobs if job["job"]["method"] in KINDS]
-    runs = runs_of(Setting(**jobs[0]["settings"]), folder)
-    there = [job for job in grown if (runs / job.name).is_dir()]
+    runs = folder / "runs" / key_of_fields(jobs[0]["settings"])
+    grown = [
+        (Job(**job["job"]), job["points"][-1]) for job in jobs if job["job"]["method"] in KINDS
+    ]
+    there = [(job, last) for job, last in grown if RunFolder(runs / job.name).saved()]
     if not there:
         raise InputError(
             f"{folder}: no run of splitting is there to export; jobs alone are only numbers. "
             "Run the study here, and then once more with --export."
         )
-    rows = [row for job in there for row in _exported(job, runs / job.name)]
-    write_file(folder / FILES, (json.dumps(rounded(rows), indent=1) + "\n").encode())
+    rows = [row for job, last in there for row in _exported(job, runs / job.name, last)]
+    told = {"settings": jobs[0]["settings"], "files": rounded(rows)}
+    write_file(folder / FILES, (json.dumps(told, indent=1, allow_nan=False) + "\n").encode())
     return rows
 
 
-def read_files(folder: Path) -> list[Row]:
-    """What ``export_jobs`` wrote; nothing where it was never called."""
+def read_files(folder: Path, settings: Mapping[str, Any]) -> list[Row]:
+    """What ``export_jobs`` wrote of nets with these settings; nothing where it never did."""
     file = folder / FILES
-    found: list[Row] = json.loads(file.read_text()) if file.exists() else []
-    return found
+    if not file.exists():
+        return []
+    found: dict[str, Any] = json.loads(file.read_text())
+    return list(found["files"]) if found["settings"] == settings else []
 
 
-def _exported(job: Job, run: Path) -> Iterator[Row]:
+def _exported(job: Job, run: Path, last: Point) -> Iterator[Row]:
     """A row for each format that can be written here."""
     net, (clips, labels) = last_net(run), test_clips(run)
     made = export_run(run, "onnx", int8=True)
+    if made.cost.params != last["params"]:
+        raise InputError(
+            f"{run}: its last net has {made.cost.params:,} parameters, that of the finished job "
+            f"{last['params']:,}. The run is another one, or only a part of it: delete it, and "
+            "run the study again."
+        )
     files: dict[str, tuple[Exported | Quantized, Runner, int]] = {
         "onnx": (made.file, OnnxRunner(made.file.path), ANSWERED)
     }
@@ -112,7 +124,10 @@ def to_markdown(rows: Sequence[Row]) -> str:
         found.setdefault((row["method"], row["after"], row["file"]), []).append(row)
     head = "| grown by | file | test % | params K | size kB | latency ms | largest difference | n |"
     lines = [head, "|---|---|---:|---:|---:|---:|---:|---:|"]
-    lines += [_line(method, name, nets) for (method, _, name), nets in found.items()]
+    lines += [
+        _line(method if after == "finetune" else f"{method}, {after}", name, nets)
+        for (method, after, name), nets in found.items()
+    ]
     return "\n".join([*lines, "", _NOTE, ""])
 
 
