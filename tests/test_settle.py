@@ -90,11 +90,14 @@ def test_an_unclear_choice_takes_all_batches() -> None:
 
 def test_portions_grow_as_far_as_the_errors_say() -> None:
     asked: list[int] = []
-    found: list[sg.Scores | None] = [None]
+    found: list[sg.Scores] = []
     sure = {8: 0.3, 32: 1e-9}
 
-    def score(batches: Any, start: sg.Scores | None) -> sg.Scores:
-        assert start is found[-1]  # each portion begins with the vectors of the one before
+    def score(batches: Any, start: sg.Directions | None) -> sg.Scores:
+        assert (start is None) == (not found)
+        if start is not None:  # each portion begins with the vectors of the one before
+            (unit,) = found[-1].units
+            torch.testing.assert_close(start.of(unit), F.normalize(found[-1][unit.name].vectors))
         asked.append(len(list(batches)))
         error = sure.get(asked[-1], 0.3)
         found.append(fake_scores([-3.0, -2.0, -1.0], [error * 2] * 3))

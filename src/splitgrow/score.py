@@ -140,7 +140,8 @@ def _digest(start: Directions | None) -> str:
     """Tells what is started from apart."""
     if start is None:
         return "none"
-    return " ".join(digest(tensor) for tensor in start.tensors.values())
+    # Sorted: those that were read from a file come in any order.
+    return " ".join(digest(tensor) for _, tensor in sorted(start.tensors.items()))
 
 
 def _score_all(source: Source, setup: Setup, effort: Effort, memory: int | None) -> Scores:
