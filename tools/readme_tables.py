@@ -64,7 +64,7 @@ def keywords(found: Any) -> str:
 def files(found: Any) -> str:
     from splitgrow.paper.kws_files import to_markdown
 
-    return to_markdown(found).strip()
+    return to_markdown(found["files"]).strip()
 
 
 def with_tables(text: str) -> str:
