@@ -50,10 +50,9 @@ class Exported:
         path: the file.
         bytes: its size.
         difference: largest absolute difference of an output from PyTorch's.
-        seconds: median latency of one sample on ``threads`` threads.
+        seconds: median latency of one sample, on one thread.
         torch_seconds: median latency of the model in PyTorch, on one thread.
         batch_sizes: the batch sizes that were compared.
-        threads: of the file's runtime; 0 where it does not say.
     """
 
     path: Path
@@ -62,7 +61,6 @@ class Exported:
     seconds: float
     torch_seconds: float
     batch_sizes: tuple[int, ...]
-    threads: int = 1
 
 
 class Runner(Protocol):

@@ -26,11 +26,11 @@ from splitgrow.export.check import (
     first_samples,
     in_main_memory,
     input_names,
-    latency,
     quiet,
     torch_latency,
     write,
 )
+from splitgrow.export.executorch_latency import executorch_latency
 from splitgrow.state import eval_mode
 
 CHECKED = 16  # samples that are compared, one by one, of each batch
@@ -49,8 +49,7 @@ def export_executorch(
     ExecuTorch plans its memory ahead, for the largest batch; on the devices that it is for, that
     is one sample. Layers that XNNPACK knows run there, the others in ExecuTorch's own kernels.
     Arguments and errors are those of :func:`export_onnx`; the samples of ``batches`` are compared
-    one by one, the first sixteen of each. Its latency is that on ExecuTorch's own threads, whose
-    number is in ``threads``.
+    one by one, the first sixteen of each.
     """
     require_executorch()
     model = in_main_memory(model)
@@ -63,12 +62,11 @@ def export_executorch(
     samples = [one for call in calls or [example] for one in _one_by_one(call)]
     checked = check_same(model, runner, samples, tolerance)
     feeds = feeds_of(single, runner.inputs, "the file")
-    seconds, torch_seconds = latency(lambda: runner.run(feeds)), torch_latency(model, single)
+    seconds, torch_seconds = executorch_latency(content, feeds), torch_latency(model, single)
     write(Path(path), content)
     return Exported(
-        Path(path), len(content), checked.difference, seconds, torch_seconds, checked.batch_sizes,
-        _threads(),
-    )  # fmt: skip
+        Path(path), len(content), checked.difference, seconds, torch_seconds, checked.batch_sizes
+    )
 
 
 def require_executorch() -> None:
@@ -83,17 +81,6 @@ def require_executorch() -> None:
             'pip install "splitgrow[executorch]", in the version that was made for your torch '
             f"({torch.__version__})."
         ) from error
-
-
-def _threads() -> int:
-    """How many threads ExecuTorch runs on; 0 where it does not say.
-
-    They cannot be set from here: programs that are loaded crash when their pool is replaced.
-    """
-    from executorch.extension.pybindings import portable_lib
-
-    count = getattr(portable_lib, "_threadpool_get_thread_count", None)
-    return 0 if count is None else int(count())
 
 
 def _one_by_one(call: Call) -> list[Call]:

@@ -226,16 +226,14 @@ def _rows(run: RunExported) -> dict[str, dict[str, str]]:
         "MACs": {"PyTorch": f"{run.cost.macs:,}"},
         "largest difference": {"file": f"{file.difference:.1e}"},
         "batch sizes compared": {"file": sizes},
-        "latency, 1 sample": {
+        "latency, 1 thread": {
             "PyTorch": _time(file.torch_seconds), "file": _time(file.seconds),
         },
     }  # fmt: skip
-    rows["threads"] = {"PyTorch": "1", "file": str(file.threads or "not known")}
     if small is not None:
         rows["file size"]["int8"] = _size(small.bytes)
         rows["largest difference"]["int8"] = f"{small.difference:.1e}"
-        rows["latency, 1 sample"]["int8"] = _time(small.seconds)
-        rows["threads"]["int8"] = "1"
+        rows["latency, 1 thread"]["int8"] = _time(small.seconds)
         share = "" if small.agreement is None else f"{small.agreement:.2%}"
         rows["same argmax as the float file"] = {"int8": share}
     for name in dict.fromkeys(key for found in run.metrics.values() for key in found):

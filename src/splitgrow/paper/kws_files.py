@@ -96,8 +96,7 @@ def _exported(job: Job, run: Path, last: Point) -> Iterator[Row]:
         yield {
             "method": job.method, "after": job.after, "seed": job.seed, "file": name,
             "params": made.cost.params, "macs": made.cost.macs, "bytes": file.bytes,
-            "seconds": file.seconds, "threads": getattr(file, "threads", 1),
-            **answered(runner, net, clips, labels, size),
+            "seconds": file.seconds, **answered(runner, net, clips, labels, size),
         }  # fmt: skip
 
 
@@ -133,8 +132,8 @@ def to_markdown(rows: Sequence[Row]) -> str:
 
 _NOTE = (
     "The last net of each round as a file: means over the rounds. Latency: one clip, on one thread "
-    "of the CPU that wrote this (ExecuTorch: on its own threads). Largest difference of an output "
-    "from PyTorch's, on all test clips of all rounds."
+    "of the CPU that wrote this. Largest difference of an output from PyTorch's, on all test clips "
+    "of all rounds."
 )
 
 
