@@ -2,9 +2,10 @@
 
 Each is varied alone, on a plain convolutional net; what is measured is set beside a forward and
 backward pass over the same images in the same run. The law is the slope of log(seconds) and of
-log(bytes) over the upper half of a sweep. Memory is counted on CUDA only, by the allocator, above
-the model and the images. There, at last the MLP neurons of a transformer with more than 10^9
-parameters. On a CPU fewer images are scored, and once.
+log(bytes) over the upper half of a sweep. Memory is counted above the model and the images: on CUDA
+by the allocator, on a CPU as the largest resident size of a process that does nothing else. At last
+the MLP neurons of a transformer with more than 10^9 parameters. On a CPU fewer images are scored,
+and once.
 
     python benchmarks/scale.py [--device cuda] [--json FILE]
     python benchmarks/scale.py --quick          # small, anywhere
@@ -19,8 +20,10 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -102,49 +105,69 @@ def loss_fn(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
+class Work:
+    """A case's model and batches, and what is done with them."""
+
+    def __init__(self, case: Case, device: torch.device) -> None:
+        torch.manual_seed(0)
+        with device:
+            self.model = case.model().eval()
+        inputs = case.inputs().to(device)
+        labels = torch.arange(case.images, device=device) % 10
+        self.batches = list(zip(inputs.split(case.batch), labels.split(case.batch), strict=True))
+        start = time.perf_counter()
+        self.units = sg.find_units(self.model, inputs[:2])
+        self.found = time.perf_counter() - start
+
+    def score(self) -> None:
+        """What is measured."""
+        sg.score(self.model, loss_fn, self.batches, units=self.units)
+
+    def passes(self) -> None:
+        """What it is set beside: forward and backward."""
+        for batch in self.batches:
+            self.model.zero_grad()
+            loss_fn(self.model, batch).backward()
+        self.model.zero_grad()
+
+
 def measured(case: Case, device: torch.device) -> Row:
     """One case: seconds and bytes of scoring, and of a forward and backward pass."""
     repeats = 3 if device.type == "cuda" else 1
-    torch.manual_seed(0)
-    with device:
-        model = case.model()
-    inputs = case.inputs().to(device)
-    labels = torch.arange(case.images, device=device) % 10
-    batches = list(zip(inputs.split(case.batch), labels.split(case.batch), strict=True))
-    model.eval()
-    start = time.perf_counter()
-    units = sg.find_units(model, inputs[:2])
-    found = time.perf_counter() - start
-
-    def score() -> None:
-        sg.score(model, loss_fn, batches, units=units)
-
-    def passes() -> None:
-        for batch in batches:
-            model.zero_grad()
-            loss_fn(model, batch).backward()
-        model.zero_grad()
-
-    times: dict[Callable[[], None], list[float]] = {score: [], passes: []}
-    memory = {action: _peak(action, device) for action in times}  # and everything is warm now
+    score_bytes, pass_bytes = (_peak(case, name, device) for name in ("score", "passes"))
+    work = Work(case, device)
+    times: dict[Callable[[], None], list[float]] = {work.score: [], work.passes: []}
+    for action in times:
+        action()  # everything is warm now
     for _ in range(repeats):  # in turn
         for action, seconds in times.items():
             seconds.append(meters.clock(action, device.type))
     score_s, pass_s = (statistics.median(seconds) for seconds in times.values())
     return {
         "width": case.width, "depth": case.depth, "images": case.images, "batch": case.batch,
-        "parameters": sum(p.numel() for p in model.parameters()), "units": len(units),
-        "neurons": sum(unit.width for unit in units), "largest_d": max(u.size for u in units),
-        "find_seconds": found, "seconds": score_s, "pass_seconds": pass_s,
-        "ratio": score_s / pass_s, "bytes": memory[score], "pass_bytes": memory[passes],
+        "parameters": sum(p.numel() for p in work.model.parameters()), "units": len(work.units),
+        "neurons": sum(unit.width for unit in work.units),
+        "largest_d": max(unit.size for unit in work.units), "find_seconds": work.found,
+        "seconds": score_s, "pass_seconds": pass_s, "ratio": score_s / pass_s,
+        "bytes": score_bytes, "pass_bytes": pass_bytes,
     }  # fmt: skip
 
 
-def _peak(action: Callable[[], None], device: torch.device) -> float | None:
+def _peak(case: Case, name: str, device: torch.device) -> float:
+    """Bytes above the model and the images; on a CPU, of a process of its own."""
     if device.type == "cuda":
-        return meters.allocated(action)
+        return meters.allocated(getattr(Work(case, device), name))
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(_resident, case, name).result()
+
+
+def _resident(case: Case, name: str) -> float:
+    device = torch.device("cpu")
+    getattr(Work(Case(width=8, depth=3, images=2, batch=2), device), name)()  # libraries are loaded
+    action = getattr(Work(case, device), name)
+    base = meters.reset_resident()
     action()
-    return None
+    return meters.largest_resident() - base
 
 
 def slope(rows: Sequence[Row], over: str, of: str) -> float | None:
@@ -204,10 +227,11 @@ def main() -> None:
     if not given.redraw:
         device = torch.device(given.device)
         small = Sequences(width=32, depth=2, dim=16, images=4, batch=2, length=8)
-        case = Case() if device.type == "cuda" else Case(images=16, batch=8)
+        cuda = device.type == "cuda"
+        case = Case() if cuda else Case(images=16, batch=8)
+        large = Sequences() if cuda else Sequences(images=2, batch=1)
         cases = quick_sweeps() if given.quick else sweeps(case)
-        if given.quick or device.type == "cuda":
-            cases["transformer"] = [small if given.quick else Sequences()]
+        cases["transformer"] = [small if given.quick else large]
         results: dict[str, Any] = {
             "hardware": hardware(given.device), "torch": torch.__version__,
             "splitgrow": sg.__version__, "sweeps": {},
