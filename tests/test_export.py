@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 import splitgrow as sg
 from splitgrow.cli import app
 from splitgrow.export import ExportError, check, export_executorch, export_onnx, quantize_onnx
-from splitgrow.export.executorch_latency import executorch_latency
 from splitgrow.export import onnx_file as exports
+from splitgrow.export.executorch_latency import executorch_latency
 
 NEEDED = ("onnx", "onnxruntime", "onnxscript")
 needs_onnx = pytest.mark.skipif(

@@ -192,6 +192,13 @@ def test_some_of_the_clips() -> None:
         Bench(replace(TINY, tested=0), clips(), CPU)
 
 
+def test_a_net_that_does_not_bear_the_rate_has_a_lower_one() -> None:
+    fast, slow = (Bench(replace(TINY, rate=rate), clips(), CPU) for rate in (1e-2, 1e-3))
+    rates = {arch: fast.highest_rate(build(arch, "full")) for arch in HELLO_EDGE}
+    assert {arch for arch, rate in rates.items() if rate < 1e-2} == {"LSTM"}
+    assert slow.highest_rate(build("LSTM", "full")) == 1e-3
+
+
 def test_it_learns(bench: Bench) -> None:
     longer = Bench(replace(TINY, steps=60), clips(), CPU)
     torch.manual_seed(0)
