@@ -30,6 +30,7 @@ from typing import Any
 import meters
 import torch
 import torch.nn.functional as F
+from matplotlib.ticker import LogLocator
 from torch import Tensor, nn
 
 import splitgrow as sg
@@ -209,6 +210,8 @@ def draw(results: Mapping[str, Any], path: Path) -> list[Path]:
                 axes.set(xscale="log", yscale="log", xlabel=name, ylabel=label)
                 axes.set_title("" if power is None else f"scoring: {name} to the power {power:.1f}")
                 axes.minorticks_off()
+                axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+                axes.yaxis.set_major_formatter("{x:g}")
                 axes.set_xticks(x[::2], [f"{value:,}" for value in x[::2]])
         handles = grid[0][0].get_legend_handles_labels()
         sheet.legend(*handles, loc="outside upper center", ncols=2)
