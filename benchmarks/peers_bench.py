@@ -57,7 +57,7 @@ NETS: dict[str, Net] = {
     "ResNet-50, full size": Net(lambda: resnet50(), (32, 16), (512, 64), cpu_steps=16),
     "Transformer, 12 layers": Net(
         lambda: zoo.Transformer(48, 64, dim=192, heads=3, hidden=768, depth=12),
-        (64, 32), (1024, 128), as_patches, cpu_steps=40,
+        (64, 32), (1024, 128), as_patches, cpu_steps=400, cuda_steps=400, rate=3e-4,
     ),
 }  # fmt: skip
 

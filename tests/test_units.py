@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import splitgrow as sg
 from promises import check_model, check_refused
+from splitgrow import trial
 from splitgrow.units import named_tensors
 
 
@@ -279,3 +280,35 @@ def test_place_is_the_inverse_of_rows(data: st.DataObject) -> None:
     kept[positions.reshape(-1)] = 1
     expected = tensor * kept.reshape([-1 if d == dim else 1 for d in range(len(shape))])
     assert torch.equal(placed, expected)
+
+
+class Alike(nn.Module):
+    """Two branches whose code asks, where no graph shows it, that they be of one width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(3, 4)
+        self.out_a, self.out_b = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.a.out_features != self.b.out_features:
+            raise ValueError("one width, please")
+        return self.out_a(torch.tanh(self.a(x))) + self.out_b(torch.tanh(self.b(x)))
+
+
+def test_units_that_must_grow_together_are_found_out() -> None:
+    units = sg.find_units(Alike(), torch.randn(5, 3))
+    assert len(units) == 0
+    assert {s.name for s in units.skipped if "one width, please" in s.reason} == {"a", "b"}
+
+
+def test_a_deep_net_is_tried_with_few_passes() -> None:
+    layers = [layer for _ in range(31) for layer in (nn.Linear(4, 4), nn.Tanh())]
+    model = nn.Sequential(*layers, nn.Linear(4, 1))
+    calls: list[int] = []
+    run = trial.run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "run", lambda *given: calls.append(1) or run(*given))
+        units = sg.find_units(model, torch.randn(2, 4))
+    assert len(units) == 31
+    assert len(calls) == 1 + 5  # as it is, and the bits of 31

@@ -1,4 +1,4 @@
-"""Try each unit before it is offered: duplicate one neuron on a copy, compare the outputs.
+"""Try units before they are offered: duplicate a neuron of each on a copy, compare the outputs.
 
 A model may fix a size in its code (``x.view(-1, 400)``, ``x[:, :16]``) where no graph can tell.
 """
@@ -66,15 +66,26 @@ def try_units(model: nn.Module, units: Units) -> Units:
         return units
     _fill_zeros(trial)
     before = run(trial, units.graph.example)
+    if all(_fault(trial, units, group, before) is None for group in _groups(list(units))):
+        return units
     good: list[Unit] = []
     bad: list[Skipped] = []
     for unit in units:
-        fault = _fault(trial, units, unit, before)
+        fault = _fault(trial, units, [unit], before)
         if fault is None:
             good.append(unit)
         else:
             bad.append(Skipped(unit.name, fault))
     return Units(good, [*units.skipped, *bad], units.analysis)
+
+
+def _groups(units: list[Unit]) -> list[list[Unit]]:
+    """Few groups with every unit in one at least, and of any two units one without the other.
+
+    The latter finds code that asks of two units only that they have the same width.
+    """
+    bits = range(len(units).bit_length())
+    return [[unit for i, unit in enumerate(units, 1) if i >> bit & 1] for bit in bits]
 
 
 def _fill_zeros(model: nn.Module) -> None:
@@ -85,11 +96,12 @@ def _fill_zeros(model: nn.Module) -> None:
                 parameter.uniform_(-0.1, 0.1)
 
 
-def _fault(model: nn.Module, units: Units, unit: Unit, before: list[Tensor]) -> str | None:
-    """What goes wrong when the last neuron of a unit becomes two; the model is put back."""
+def _fault(model: nn.Module, units: Units, tried: list[Unit], before: list[Tensor]) -> str | None:
+    """What goes wrong when the last neuron of some units becomes two; the model is put back."""
     with Undo() as undo:
         try:
-            regrow(model, units, plan_regrowth(units, {unit.name: [unit.width - 1]}), undo)
+            parents = {unit.name: [unit.width - 1] for unit in tried}
+            regrow(model, units, plan_regrowth(units, parents), undo)
             change = largest_change(before, run(model, units.graph.example))
         except Exception as error:  # noqa: BLE001  (the model's own code may raise anything)
             first = (str(error).strip().splitlines() or [""])[0]
