@@ -111,6 +111,16 @@ def test_nets_methods_and_schedule_can_be_chosen(ordered: list[Any]) -> None:
     assert (setting.epochs, setting.batch, setting.shape) == (160, 64, "steps")
     assert invoke("--epochs", "3").exit_code == 0
     assert ordered[3].epochs == 3
+    assert invoke("--largest", "0.02").exit_code == 0
+    assert ordered[5].largest == 0.02
+
+
+def test_learning_rates_go_with_the_batch(ordered: list[Any]) -> None:
+    assert invoke("--batch", "64").exit_code == 0
+    setting, usual = ordered[1], Setting()
+    assert setting.batch == 64
+    for name in ("rate_vgg19", "rate_mobilenet"):
+        assert getattr(setting, name) == getattr(usual, name) * 64 / usual.batch
 
 
 @pytest.mark.parametrize(
@@ -118,6 +128,7 @@ def test_nets_methods_and_schedule_can_be_chosen(ordered: list[Any]) -> None:
     [
         (["--arch", "resnet"], "--arch: expected mobilenet, vgg19, got resnet"),
         (["--method", "magic"], "--method: expected"),
+        (["--largest", "30"], "--largest: expected a share"),
         (["--paper-schedule", "--quick"], "leave out --quick and --epochs"),
     ],
 )

@@ -57,6 +57,13 @@ class Setting(bench.Setting):
             warm_up=0.0, weight_decay=1e-4,
         )  # fmt: skip
 
+    def in_batches(self, size: int) -> Setting:
+        """Of another size, and learning rates in proportion to it."""
+        vgg19, mobilenet = (
+            rate * size / self.batch for rate in (self.rate_vgg19, self.rate_mobilenet)
+        )
+        return replace(self, batch=size, rate_vgg19=vgg19, rate_mobilenet=mobilenet)
+
     def quick(self) -> Setting:
         """The same in minutes on a CPU: a glimpse of each method, far from any optimum."""
         return replace(

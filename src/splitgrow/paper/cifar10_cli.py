@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from splitgrow.errors import InputError
 from splitgrow.paper.options import (
     DATA,
     FOLDER,
@@ -34,6 +35,10 @@ Arch = Annotated[
     list[str] | None, typer.Option(help="mobilenet or vgg19, may be repeated; by default both.")
 ]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Of every phase, instead of 8.")]
+Largest = Annotated[
+    float | None,
+    typer.Option(help="Growth ends with a net of this share of the full one's parameters: 0.3."),
+]
 PaperSchedule = Annotated[
     bool, typer.Option("--paper-schedule", help="As published: 160 epochs a phase, batches of 64.")
 ]
@@ -48,6 +53,7 @@ def cifar10(
     epochs: Epochs = None,
     batch: Batch = None,
     phases: Phases = None,
+    largest: Largest = None,
     step: Step = None,
     paper_schedule: PaperSchedule = False,  # noqa: FBT002  (typer makes it a flag)
     quick: Quick = False,  # noqa: FBT002
@@ -71,12 +77,16 @@ def cifar10(
     from splitgrow.paper.job_runs import chosen
 
     figures.check_matplotlib()  # now, not after minutes of work
+    if largest is not None and not 0 < largest <= 1:
+        raise InputError(f"--largest: expected a share of the full net, in (0, 1], got {largest}.")
     console, place = Console(), folder / "cifar10"
     if not redraw:
         setting = scheduled(
-            Setting(), paper_schedule=paper_schedule, quick=quick, epochs=epochs, batch=batch,
-            phases=phases, step=step,
+            Setting(), paper_schedule=paper_schedule, quick=quick, epochs=epochs, phases=phases,
+            largest=largest, step=step,
         )  # fmt: skip
+        if batch is not None:
+            setting = setting.in_batches(batch)
         todo = chosen(study(range(1 if quick else seeds)), arch, method)
         read(data, download=download)  # now, with a good error, and not in every process
         run_jobs(

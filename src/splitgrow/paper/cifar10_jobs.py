@@ -42,24 +42,22 @@ def jobs(
 
 
 def study(seeds: Iterable[int] = range(3), archs: Iterable[str] = ARCHS) -> list[Job]:
-    """The jobs of the whole study, seed by seed, the most important ones of each first.
+    """The jobs of the whole study, the most important ones first.
 
     Nets of uniform width that are trained as long as growth, and the paper's softplus, once.
     """
-    listed: list[Job] = []
-    for i, seed in enumerate(seeds):
-        rows: list[tuple[Sequence[str], After, str]] = [
-            (("splitting", "l1", "bn", "random", "splitting-macs"), "finetune", "relu"),
-            (("uniform", "splitting-params"), "finetune", "relu"),
-            (("splitting", "l1", "bn"), "retrain", "relu"),
-        ]
-        if i == 0:
-            rows += [(("uniform-long",), "finetune", "relu"),
-                     (("splitting",), "finetune", "softplus")]  # fmt: skip
-        listed += [
-            Job(arch, method, after, activation, seed)
-            for methods, after, activation in rows
-            for method in methods
-            for arch in archs
-        ]
-    return listed
+    every = tuple(seeds)
+    once = every[:1]
+    rows: list[tuple[Sequence[str], After, str, Sequence[int]]] = [
+        (("splitting", "l1", "bn", "random", "splitting-macs"), "finetune", "relu", every),
+        (("uniform",), "finetune", "relu", every),
+        (("uniform-long",), "finetune", "relu", once),
+        (("splitting-params",), "finetune", "relu", every),
+        (("splitting", "l1", "bn"), "retrain", "relu", every),
+        (("splitting",), "finetune", "softplus", once),
+    ]
+    return [
+        Job(arch, method, after, activation, seed)
+        for methods, after, activation, taken in rows
+        for seed, method, arch in product(taken, methods, archs)
+    ]

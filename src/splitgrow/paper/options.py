@@ -50,7 +50,7 @@ def scheduled(
     paper_schedule: bool,
     quick: bool,
     step: float | None = None,
-    **given: int | None,
+    **given: float | None,
 ) -> AnySetting:
     """A study's setting with the schedule that was asked for; ``given`` are fields of it."""
     if paper_schedule and (quick or given.get("epochs")):
