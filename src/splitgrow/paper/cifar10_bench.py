@@ -19,6 +19,7 @@ from splitgrow.paper.cifar10_nets import arch_of, build, example
 from splitgrow.paper.data import DataSet, ImageData
 from splitgrow.paper.depthwise_kernels import depthwise_kernels, layout_for
 from splitgrow.paper.jobs import Job, Size
+from splitgrow.paper.norm_kernels import join_norms
 from splitgrow.paper.training import Course, half_precision, sgd
 from splitgrow.phase import Phase
 
@@ -127,6 +128,8 @@ class Bench(bench.Bench[ImageData]):
         data, layout = self.train_part, layout_for(net, self.device)
         with aligned(net, BLOCK if self.device.type == "cuda" else 1) as twin:
             twin.to(memory_format=layout)  # type: ignore[call-overload]
+            if twin is not net:
+                join_norms(twin)
 
             def loss_of(index: Tensor) -> Tensor:
                 images = mirror_and_shift(data.images[index]).contiguous(memory_format=layout)

@@ -155,7 +155,7 @@ def _summed(gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> 
     tiles, taps = _Tiles(gradient), weight[0].numel()
     parts = min(PARTS, tiles.pixels)
     sums = torch.empty(parts, taps, len(weight), device=x.device)
-    depthwise_triton.summed[parts, tiles.channels, taps](
+    depthwise_triton.summed[taps, parts, tiles.channels](
         gradient, x, sums, *tiles.sizes(x), geometry.stride, geometry.pad,
         SIDE=weight.shape[-1], **tiles.constants,
     )  # fmt: skip

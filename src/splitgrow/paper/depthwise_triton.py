@@ -58,12 +58,15 @@ def summed(
     gradient, source, sums, pixels, height, width, rows, columns, blocks, stride, pad,
     BLOCK: tl.constexpr, SIDE: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of one tap over a part of all pixels; sums is (parts, taps, channels)."""
+    """The gradient of one tap over a part of all pixels; sums is (parts, taps, channels).
+
+    Programs of one part follow each other, so that all but the first find its pixels in the cache.
+    """
     channels = blocks * BLOCK
-    part, tap = tl.program_id(0), tl.program_id(2)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    tap, part = tl.program_id(0), tl.program_id(1)
+    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
     total = tl.zeros((PIXELS, CHANNELS), tl.float32)
-    for start in range(part * PIXELS, pixels, tl.num_programs(0) * PIXELS):
+    for start in range(part * PIXELS, pixels, tl.num_programs(1) * PIXELS):
         pixel = start + tl.arange(0, PIXELS)
         at, there = neighbour(
             pixel, height, width, rows, columns, tap // SIDE, tap % SIDE, stride, pad, False
