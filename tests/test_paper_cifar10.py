@@ -285,7 +285,7 @@ def test_pruning_goes_down_to_the_seed(method: str, small: None, tmp_path: Path)
 
 
 def test_pruning_ends_where_nothing_can_be_cut(small: None, tmp_path: Path) -> None:
-    setting = replace(TINY, phases=None, epochs=1, width=1, keep=0.4)
+    setting = replace(TINY, phases=None, epochs=1, width=1, keep=0.4, floor=0.0)
     found = done(Job("vgg19", "l1"), tmp_path, setting)
     assert set(found["points"][-1]["widths"].values()) == {2}
 

@@ -140,6 +140,18 @@ def test_no_layer_is_emptied(how: Any, least: int) -> None:
     assert small(X).shape == (2, 5)
 
 
+@both
+def test_no_layer_falls_below_its_floor(how: Any) -> None:
+    model = vgg()
+    set_scales(norms(model)[1], [0.0] * 8)  # a ranking of all layers together would empty this one
+    expected = [-(-width // 2) for width in widths(model).values()]
+    small = prune(model, X, how, 0.6, floor=0.5)
+    assert all(got >= low for got, low in zip(widths(small).values(), expected, strict=True))
+    if how == "bn":
+        assert widths(small)[list(widths(model))[1]] == expected[1]
+        assert sum(widths(small).values()) == round(0.6 * sum(widths(model).values()))
+
+
 def test_channels_kept_for_their_layer_count_as_kept() -> None:
     model = vgg()
     set_scales(norms(model)[1], [0.0] * 8)
@@ -427,6 +439,8 @@ def test_the_sparsity_gradient_can_be_captured() -> None:
         ({"keep": float("nan")}, "keep: expected a share"),
         ({"how": "l2"}, 'how: expected "l1" or "bn", got \'l2\''),
         ({"least": 0}, "least: expected at least 1"),
+        ({"floor": 0.8}, "floor: expected a share with 0 <= floor <= keep=0.5, got 0.8"),
+        ({"floor": -0.1}, "floor: expected a share"),
         ({"model": vgg}, r"model: expected a torch\.nn\.Module, got function"),
         ({"model": nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))}, "nothing can be pruned"),
         (

@@ -43,6 +43,7 @@ class Setting:
         sparsity: of the batch norms' scales, in training for "bn".
         keep: share of the channels that a pruning step leaves; it ends with the first net that has
             no more parameters than the seed.
+        floor: share of its channels that each layer keeps at least in a pruning step.
         phases: at most so many nets in a job.
         finish: for how many more phases the last net of growth is trained, under one fall of the
             learning rate; "uniform-long" has as many more. It is told of before and after that.
@@ -62,6 +63,7 @@ class Setting:
     largest: float
     sparsity: float = 1e-4
     keep: float = 0.7
+    floor: float = 0.0
     phases: int | None = None
     finish: int = 0
     width: int = WIDTH

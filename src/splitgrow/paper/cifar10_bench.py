@@ -49,6 +49,7 @@ class Setting(bench.Setting):
     tested: int = 10_000
     scored_batch: int = 512
     largest: float = 0.3
+    floor: float = 0.5
     beta: float = 1.0
 
     def paper(self) -> Setting:

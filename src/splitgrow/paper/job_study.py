@@ -168,7 +168,8 @@ class Study:
 
     def _cut(self, net: nn.Module, number: int) -> nn.Module:
         how = cast("How", self.job.method)
-        small = prune(net, self.bench.example(), how, self.setting.keep)
+        setting = self.setting
+        small = prune(net, self.bench.example(), how, setting.keep, floor=setting.floor)
         if self.job.after == "retrain":
             with seeded(_seed_of(self.job.seed, number, "retrain")), torch.no_grad():
                 _reset(small)

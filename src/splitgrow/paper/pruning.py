@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 from types import ModuleType
 from typing import Any, Literal, TypeVar, get_args
 
@@ -39,7 +39,13 @@ class _Channels:
 
 
 def prune(
-    model: Model, example_inputs: ExampleInputs, how: How, keep: float, *, least: int = 2
+    model: Model,
+    example_inputs: ExampleInputs,
+    how: How,
+    keep: float,
+    *,
+    least: int = 2,
+    floor: float = 0.0,
 ) -> Model:
     """A smaller copy of a trained model without its least important channels.
 
@@ -62,13 +68,17 @@ def prune(
             share of what was left.
         least: channels that each layer keeps at least, its highest ones, so that none is emptied;
             they count as part of what stays.
+        floor: the share of its channels that each layer keeps at least, likewise. Scales of whole
+            layers may be small early in training: a ranking of all layers together would cut
+            such a layer to ``least`` at once, and no training makes up for that.
     """
-    _check(model, how, keep, least)
+    _check(model, how, keep, least, floor)
     call = Call.from_example(example_inputs)
     small = copy.deepcopy(model)
     channels = _channels(small, call, how)
     scores = [found.scores for found in channels]
-    kept = _shares(scores, keep, least) if how == "l1" else _highest(scores, keep, least)
+    leasts = [max(least, ceil(floor * len(s))) for s in scores]
+    kept = _shares(scores, keep, leasts) if how == "l1" else _highest(scores, keep, leasts)
     for found, mask in zip(channels, kept, strict=True):
         if not mask.all():
             found.group.prune(idxs=(~mask).nonzero().flatten().tolist())
@@ -115,14 +125,15 @@ def widths(model: nn.Module) -> dict[str, int]:
 # --- which channels stay ------------------------------------------------------------------------
 
 
-def _shares(scores: Sequence[Tensor], keep: float, least: int) -> list[Tensor]:
+def _shares(scores: Sequence[Tensor], keep: float, leasts: Sequence[int]) -> list[Tensor]:
     """For each layer, which channels stay: the same share of each."""
-    return [_top(s, max(round(keep * len(s)), least)) for s in scores]
+    pairs = zip(scores, leasts, strict=True)
+    return [_top(s, max(round(keep * len(s)), least)) for s, least in pairs]
 
 
-def _highest(scores: Sequence[Tensor], keep: float, least: int) -> Sequence[Tensor]:
-    """For each layer, which channels stay: the highest of all, after the ``least`` of each."""
-    safe = torch.cat([_top(s, least) for s in scores])
+def _highest(scores: Sequence[Tensor], keep: float, leasts: Sequence[int]) -> Sequence[Tensor]:
+    """For each layer, which channels stay: the highest of all, after the least of each."""
+    safe = torch.cat([_top(s, least) for s, least in zip(scores, leasts, strict=True)])
     ranked = torch.cat(list(scores)).masked_fill(safe, inf)
     count = max(round(keep * len(ranked)), int(safe.sum()))
     return _top(ranked, count).split([len(s) for s in scores])
@@ -224,7 +235,7 @@ def _copy_requires_grad(model: nn.Module, small: nn.Module) -> None:
 # --- checks -------------------------------------------------------------------------------------
 
 
-def _check(model: nn.Module, how: How, keep: float, least: int) -> None:
+def _check(model: nn.Module, how: How, keep: float, least: int, floor: float) -> None:
     if not isinstance(model, nn.Module):
         raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
     if how not in get_args(How):
@@ -233,6 +244,8 @@ def _check(model: nn.Module, how: How, keep: float, least: int) -> None:
         raise InputError(f"keep: expected a share with 0 < keep <= 1, got {keep}.")
     if least < 1:
         raise InputError(f"least: expected at least 1, or a layer could be emptied, got {least}.")
+    if not 0 <= floor <= keep:
+        raise InputError(f"floor: expected a share with 0 <= floor <= keep={keep}, got {floor}.")
     _check_layers(model)
 
 
