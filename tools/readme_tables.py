@@ -1,4 +1,4 @@
-"""Write the tables of the README from the committed results: python tools/readme_tables.py.
+"""Write the tables of README and docs from the committed results: python tools/readme_tables.py.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`.
 """
@@ -7,18 +7,32 @@ from __future__ import annotations
 
 import json
 import re
+from math import log
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 KEYWORDS = ROOT / "results" / "paper" / "kws"
+CIFAR10 = ROOT / "results" / "paper" / "cifar10"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "cifar10.md")
 FILES = {
     "scoring": RESULTS / "scoring.json",
     "digits": RESULTS / "digits.json",
     "keywords": KEYWORDS / "table1.json",
     "files": KEYWORDS / "files.json",
+    "cifar10": CIFAR10 / "claims.json",
+    "macs": CIFAR10 / "claims.json",
+    "targets": CIFAR10 / "claims.json",
+    "trials": CIFAR10 / "trials",
 }
+SHARES = {  # of the full net
+    "params": (0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3),
+    "macs": (0.01, 0.02, 0.05, 0.1, 0.2, 0.3),
+}
+TRIED = {"vgg19": (100_000, 200_000, 350_000), "mobilenet": (11_000, 17_000, 27_000)}
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
@@ -67,16 +81,73 @@ def files(found: Any) -> str:
     return to_markdown(found["files"]).strip()
 
 
+def cifar10(found: Any) -> str:
+    return _accuracies(found, "params")
+
+
+def macs(found: Any) -> str:
+    return _accuracies(found, "macs")
+
+
+def _accuracies(found: Any, axis: str) -> str:
+    """A line for each net, way to train on, and method; a column for each size."""
+    shares = SHARES[axis]
+    at = [found["grid"].index(share) for share in shares]
+    lines = ["| net | method | seeds | " + " | ".join(f"{100 * s:g}%" for s in shares) + " |",
+             "|---|---|---|" + "---|" * len(shares)]  # fmt: skip
+    for name, group in found["groups"].items():
+        for method, cells in group["accuracy"][axis].items():
+            seeds = max((cell["seeds"] for cell in cells if cell), default=0)
+            shown = [f"{100 * cells[i]['mean']:.1f}" if cells[i] else "" for i in at]
+            lines.append(f"| {name.removesuffix(', relu')} | {method} | {seeds} | "
+                         + " | ".join(shown) + " |")  # fmt: skip
+    return "\n".join(lines)
+
+
+def targets(found: Any) -> str:
+    lines = [
+        "| net | target | verdict | smallest difference | sizes met |",
+        "|---|---|---|---|---|",
+    ]
+    for row in found["targets"]:
+        least = row["least"]
+        number = f"{100 * least['mean']:+.1f} at {100 * least['size']:g}%" if least else ""
+        met = sum(each["met"] for each in row["sizes"])
+        net = row["group"].removesuffix(", relu")
+        lines.append(f"| {net} | {row['target']} | {row['verdict']} | {number} "
+                     f"| {met} of {len(row['sizes'])} |")  # fmt: skip
+    return "\n".join(lines)
+
+
+def trials(folder: Path) -> str:
+    """Validation accuracy of each trial at some sizes."""
+    lines = ["| trained on | net | method | step | " + " | ".join("abc") + " |",
+             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for path in sorted(folder.glob("*/*.json")):
+        job = json.loads(path.read_text())
+        arch, method = job["job"]["arch"], job["job"]["method"]
+        points = {p["params"]: p["validation"] for p in job["points"]}
+        logs = [log(size) for size in points]
+        shown = [f"{100 * np.interp(log(size), logs, list(points.values())):.1f}"
+                 if min(points) <= size <= max(points) else "" for size in TRIED[arch]]  # fmt: skip
+        step = "" if method == "uniform" else job["settings"]["step"] or "searched"
+        lines.append(f"| {path.parent.name.upper()} | {arch} | {method} | {step} | "
+                     + " | ".join(shown) + " |")  # fmt: skip
+    sizes = "; ".join(f"{arch} {', '.join(f'{s:,}' for s in each)}" for arch, each in TRIED.items())
+    return "\n".join([*lines, "", f"At parameters a, b, c: {sizes}."])
+
+
 def with_tables(text: str) -> str:
     """The text with every table made anew from its results file."""
 
     def table(match: re.Match[str]) -> str:
-        found = json.loads(FILES[match[2]].read_text())
+        path = FILES[match[2]]
+        found = path if path.is_dir() else json.loads(path.read_text())
         return f"{match[1]}{globals()[match[2]](found)}\n{match[3]}"
 
     return TABLE.sub(table, text)
 
 
 if __name__ == "__main__":
-    page = ROOT / "README.md"
-    page.write_text(with_tables(page.read_text()))
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text()))

@@ -201,14 +201,15 @@ def _widths(ax: Axes, members: Members) -> None:
 
 def _size(count: int) -> str:
     """Three digits and a unit: 0.312 M, 24.1 M."""
-    return f"{count / 1e6:.3g} M"
+    millions = count / 1e6
+    return f"{millions:,.0f} M" if millions >= 1000 else f"{millions:.3g} M"
 
 
 # --- gains -----------------------------------------------------------------------------------
 
 
 def _gains(groups: Groups, path: Path) -> list[Path]:
-    """Predicted and measured fall of the loss, a point for each split of a whole net."""
+    """Predicted fall and measured change of the loss, a point for each split of a whole net."""
 
     def fill(ax: Axes, key: tuple[str, str]) -> None:
         _gain(ax, groups[key])
@@ -222,22 +223,24 @@ def _splits(members: Members) -> dict[str, list[Mapping[str, float]]]:
 
 
 def _gain(ax: Axes, members: Members) -> None:
-    ends: list[float] = []
-    rose = 0
+    """Changes of either sign: a step that is searched lowers the loss, a forced one may not."""
+    predicted, sizes = [], []
     for method, splits in _splits(members).items():
-        falls = [s for s in splits if s["predicted"] < 0 and s["measured"] < 0]
-        rose += len(splits) - len(falls)
-        if falls:
-            x, y = ([-s[key] for s in falls] for key in ("predicted", "measured"))
-            ends += x + y
+        known = [s for s in splits if s["predicted"] < 0]
+        if known:
+            x, y = [-s["predicted"] for s in known], [s["measured"] for s in known]
+            predicted += x
+            sizes += x + [abs(change) for change in y]
             look = LOOKS[method]
             ax.plot(x, y, color=look["color"], ls="none", marker=look["marker"], ms=4, mew=0,
                     alpha=0.7, label=look["label"])  # fmt: skip
-    low, high = (min(ends) / 1.5, max(ends) * 1.5) if ends else (0.1, 1.0)
-    ax.plot([low, high], [low, high], color="#444444", lw=0.8, ls="--", label="As predicted")
-    ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
+    least, most = (min(sizes), 1.5 * max(sizes)) if sizes else (0.1, 1.0)
+    ends = (min(predicted) / 1.5, max(predicted) * 1.5) if predicted else (0.1, 1.0)
+    fall = np.geomspace(*ends)
+    ax.axhline(0.0, color="#bbbbbb", lw=0.6)
+    ax.plot(fall, -fall, color="#444444", lw=0.8, ls="--", label="As predicted")
+    ax.set_xscale("log")
+    ax.set_yscale("symlog", linthresh=least)
+    ax.set(xlim=ends, ylim=(-most, most))
     ax.set_xlabel("predicted fall of the training loss (nats)")
-    ax.set_ylabel("measured fall (nats)")
-    if rose:
-        words = f"{rose} split{'s' if rose > 1 else ''} without a fall not drawn"
-        ax.text(0.98, 0.03, words, transform=ax.transAxes, ha="right", fontsize=7)
+    ax.set_ylabel("measured change (nats)")
