@@ -36,8 +36,8 @@ def test_a_count_does_not_depend_on_the_net() -> None:
 
 
 def test_caps_hold_what_each_unit_may_take() -> None:
-    policy = sg.Policy(per="macs", min_per_unit=1, max_per_unit=5, round_to=4)
-    assert policy.caps == Caps("macs", 1, 5, 4)
+    policy = sg.Policy(per="macs", min_per_unit=1, max_per_unit=5, round_to=4, max_growth=0.5)
+    assert policy.caps == Caps("macs", 1, 5, 4, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,7 @@ def test_caps_hold_what_each_unit_may_take() -> None:
         ({"per": "layer"}, r"per: expected one of .*'neuron', 'params', 'macs'.*got 'layer'"),
         ({"min_per_unit": -1}, r"min_per_unit: .*at least 0, got -1"),
         ({"max_per_unit": -1}, r"max_per_unit: .*got -1"),
+        ({"max_growth": 2.0}, r"max_growth: expected a number in \(0, 1\], got 2.0"),
         ({"min_per_unit": 3, "max_per_unit": 2}, r"0 <= min <= max, got 3 and 2"),
         ({"round_to": 0}, r"round_to: expected a whole number of at least 1, got 0"),
         ({"step": 0.0}, r"step: expected a positive number, got 0.0"),

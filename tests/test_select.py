@@ -158,6 +158,18 @@ def test_maximum_per_unit() -> None:
     assert len(sg.select(synthetic("mlp", VALUES), max_per_unit=0)) == 0
 
 
+def test_no_unit_grows_by_more_than_a_fraction_of_itself() -> None:
+    scores = synthetic("mlp", VALUES)
+    widths = {unit.name: unit.width for unit in scores.units}
+    plan = sg.select(scores, max_growth=0.34)
+    taken = Counter(unit for unit, _ in listed(plan))
+    negative = {name: sum(v < 0 for v in found.values.tolist()) for name, found in scores.items()}
+    assert taken == {n: min(max(round(0.34 * w), 1), negative[n]) for n, w in widths.items()}
+    assert any(taken[name] < negative[name] for name in widths)  # it has kept some back
+    least = Counter(unit for unit, _ in listed(sg.select(scores, max_growth=0.01)))
+    assert set(least.values()) == {1}
+
+
 def test_minimum_per_unit_comes_first_and_the_best_unit_first() -> None:
     scores = synthetic("mlp", VALUES)
     plan = sg.select(scores, count=4, min_per_unit=1)
@@ -227,6 +239,7 @@ def test_no_limit_is_ever_exceeded_and_none_is_wasted(data: st.DataObject, name:
         "max_macs": data.draw(st.none() | st.integers(0, 4000)),
         "count": data.draw(st.none() | st.integers(1, total)),
         "max_per_unit": data.draw(st.none() | st.integers(0, 4)),
+        "max_growth": data.draw(st.none() | st.floats(0.01, 1.0)),
         "threshold": data.draw(st.sampled_from([0.0, -1.0, -5.0])),
         "per": data.draw(st.sampled_from([None, "neuron", "params", "macs"])),
         "rank": data.draw(st.sampled_from(["lambda", "gain"])),
@@ -242,8 +255,7 @@ def test_no_limit_is_ever_exceeded_and_none_is_wasted(data: st.DataObject, name:
     assert all(e.lambda_ < 0 and e.lambda_ <= limits["threshold"] for e in plan)
     counts = Counter(unit for unit, _ in chosen)
     for unit in plan.units:
-        assert counts[unit.name] <= (inf if limits["max_per_unit"] is None
-                                     else limits["max_per_unit"])  # fmt: skip
+        assert counts[unit.name] <= _most(unit, limits)
         assert not counts[unit.name] or (unit.width + counts[unit.name]) % limits["round_to"] == 0
     assert len(plan) <= (limits["count"] or inf)
     spent = added(name, plan)
@@ -258,13 +270,20 @@ def test_no_limit_is_ever_exceeded_and_none_is_wasted(data: st.DataObject, name:
         _assert_maximal(name, scores, plan, limits)
 
 
+def _most(unit: sg.Unit, limits: dict[str, Any]) -> float:
+    """How many of a unit may be taken."""
+    growth = limits["max_growth"]
+    share = inf if growth is None else max(round(growth * unit.width), 1)
+    return min(share, inf if limits["max_per_unit"] is None else limits["max_per_unit"])
+
+
 def _assert_maximal(name: str, scores: Scores, plan: sg.SplitPlan, limits: dict[str, Any]) -> None:
     """Nothing more fits."""
     if limits["count"] is not None and len(plan) == limits["count"]:
         return
     for unit in plan.units:
         taken = plan.chosen.get(unit.name, [])
-        if limits["max_per_unit"] is not None and len(taken) >= limits["max_per_unit"]:
+        if len(taken) >= _most(unit, limits):
             continue
         left = [k for k, v in enumerate(scores[unit.name].values.tolist())
                 if v < 0 and v <= limits["threshold"] and k not in taken]  # fmt: skip
@@ -342,6 +361,8 @@ def test_two_budgets_are_weighed_by_their_shares() -> None:
         ({"threshold": nan}, "threshold"),
         ({"min_per_unit": -1}, "min_per_unit"),
         ({"max_per_unit": -1}, "max_per_unit"),
+        ({"max_growth": 0.0}, r"max_growth: expected a number in \(0, 1\], got 0.0"),
+        ({"max_growth": 1.1}, "max_growth"),
         ({"min_per_unit": 3, "max_per_unit": 2}, "expected 0 <= min <= max, got 3 and 2"),
         ({"round_to": 0}, "round_to: expected a whole number of at least 1, got 0"),
         ({"max_params": -1}, "max_params: expected a whole number of at least 0, got -1"),

@@ -100,8 +100,8 @@ class History:
     Attributes:
         stopped: why the run ended: ``"phases"``, ``"params"``, ``"macs"``, ``"metric"``,
             ``"stable"`` (no neuron has a splitting index below the threshold), ``"policy"`` (its
-            round_to, count or max_per_unit let no neuron grow) or ``"refused"`` (no step lowers
-            the loss); None while it has not.
+            round_to, count, max_per_unit or max_growth let no neuron grow) or ``"refused"`` (no
+            step lowers the loss); None while it has not.
         neurons: by unit, every neuron that ever was, in order of birth.
     """
 

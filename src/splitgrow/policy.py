@@ -30,6 +30,7 @@ class Policy:
         per: compare gains per ``"neuron"``, per added parameter (``"params"``) or ``"macs"``.
         min_per_unit: take at least this many of each unit, where so many are negative.
         max_per_unit: take at most this many of each unit in a phase.
+        max_growth: take at most this fraction of each unit's neurons in a phase.
         round_to: let the width of every unit that grows end at a multiple of this.
         step: the paper's epsilon, the same for every neuron; or ``Relative(0.3)``, a part of each
             neuron's length. By default it is searched.
@@ -47,6 +48,7 @@ class Policy:
     per: Per = "neuron"
     min_per_unit: int = 0
     max_per_unit: int | None = None
+    max_growth: float | None = None
     round_to: int = 1
     step: float | Relative | None = None
     lanczos: int | None = None
@@ -70,7 +72,7 @@ class Policy:
     @property
     def caps(self) -> Caps:
         """How gains are compared, and what each unit may take."""
-        return Caps(self.per, self.min_per_unit, self.max_per_unit, self.round_to)
+        return Caps(self.per, self.min_per_unit, self.max_per_unit, self.round_to, self.max_growth)
 
     def settled(self, neurons: int) -> Settle | None:
         """When scoring may stop, of a model with so many neurons."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 from numbers import Real
 from typing import Any, Literal, get_args
 
@@ -30,6 +30,7 @@ def select(
     max_macs: int | None = None,
     min_per_unit: int = 0,
     max_per_unit: int | None = None,
+    max_growth: float | None = None,
     round_to: int = 1,
 ) -> SplitPlan:
     """Choose the neurons with the most negative splitting index.
@@ -52,9 +53,12 @@ def select(
         min_per_unit: take at least this many of each unit, where so many are negative and the
             limits allow it, before any others.
         max_per_unit: take at most this many of each unit.
+        max_growth: take at most this fraction of each unit's neurons, in (0, 1], rounded; at
+            least one. Costs need it: a channel next to a narrow layer is cheap, so that the
+            cheapest unit would grow alone, and stay the cheapest.
         round_to: let the width of every unit that grows end at a multiple of this.
     """
-    caps = Caps(per, min_per_unit, max_per_unit, round_to)
+    caps = Caps(per, min_per_unit, max_per_unit, round_to, max_growth)
     check_selection(rank, per, fraction, count, threshold, caps)
     _check_whole("max_params", max_params, 0)
     _check_whole("max_macs", max_macs, 0)
@@ -82,6 +86,7 @@ def check_selection(
     _check_choices(rank, per)
     _check_amounts(fraction, count, threshold)
     _check_per_unit(caps.min_per_unit, caps.max_per_unit, caps.round_to)
+    _check_fraction("max_growth", caps.max_growth)
 
 
 def _check_choices(rank: str, per: str | None) -> None:
@@ -96,11 +101,15 @@ def _check_choices(rank: str, per: str | None) -> None:
 def _check_amounts(fraction: float | None, count: int | None, threshold: float) -> None:
     if fraction is not None and count is not None:
         raise InputError("give fraction= or count=, not both.")
-    if fraction is not None and not (is_number(fraction) and 0 < fraction <= 1):
-        raise InputError(f"fraction: expected a number in (0, 1], got {fraction!r}.")
+    _check_fraction("fraction", fraction)
     _check_whole("count", count, 1)
     if not (is_number(threshold) and threshold <= 0):
         raise InputError(f"threshold: lambda* must be <= 0, got {threshold!r}.")
+
+
+def _check_fraction(name: str, value: Any) -> None:
+    if value is not None and not (is_number(value) and 0 < value <= 1):
+        raise InputError(f"{name}: expected a number in (0, 1], got {value!r}.")
 
 
 def is_number(value: Any) -> bool:
@@ -165,6 +174,16 @@ class Caps:
     min_per_unit: int = 0
     max_per_unit: int | None = None
     round_to: int = 1
+    max_growth: float | None = None
+
+    def most(self, unit: Unit) -> float:
+        """How many of a unit may be taken."""
+        counts = [inf]
+        if self.max_per_unit is not None:
+            counts.append(self.max_per_unit)
+        if self.max_growth is not None:
+            counts.append(part_of(unit.width, self.max_growth))
+        return min(counts)
 
 
 @dataclass(frozen=True)
@@ -256,8 +275,7 @@ class _Chooser:
         size = self._pack_size(unit)
         if len(listed) < size:
             return False
-        most = self.caps.max_per_unit
-        if most is not None and self._taken(unit) + size > most:
+        if self._taken(unit) + size > self.caps.most(unit):
             return False
         spent = self.spent + self._costs.added(unit, self.widths, size)
         if not self.limits.allow(len(self.entries) + size, spent):

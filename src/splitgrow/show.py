@@ -134,7 +134,7 @@ STOPPED = {
     "metric": "the metric is reached",
     "stable": "splitting stable: no neuron is left whose splitting index is low enough",
     "refused": "no step of a split lowers the loss",
-    "policy": "the policy lets no neuron grow (round_to, count or max_per_unit)",
+    "policy": "the policy lets no neuron grow (round_to, count, max_per_unit or max_growth)",
 }
 
 
