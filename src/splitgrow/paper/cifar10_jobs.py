@@ -42,16 +42,16 @@ def jobs(
 
 
 def study(seeds: Iterable[int] = range(3), archs: Iterable[str] = ARCHS) -> list[Job]:
-    """The jobs of the whole study, the most important ones first.
+    """The jobs of the whole study: the longest one, then the most important ones first.
 
     Nets of uniform width that are trained as long as growth, and the paper's softplus, once.
     """
     every = tuple(seeds)
     once = every[:1]
     rows: list[tuple[Sequence[str], After, str, Sequence[int]]] = [
+        (("uniform-long",), "finetune", "relu", once),
         (("splitting", "l1", "bn", "random", "splitting-macs"), "finetune", "relu", every),
         (("uniform",), "finetune", "relu", every),
-        (("uniform-long",), "finetune", "relu", once),
         (("splitting-params",), "finetune", "relu", every),
         (("splitting", "l1", "bn"), "retrain", "relu", every),
         (("splitting",), "finetune", "softplus", once),
