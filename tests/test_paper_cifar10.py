@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,16 @@ def test_the_last_net_of_growth_is_finished(method: str, small: None, tmp_path: 
     assert [point["finished"] for point in found["points"]] == [False] * TINY.phases + [True]
     assert finished["epochs"] == last["epochs"] + 3 * TINY.epochs
     assert last["split"] is None
+
+
+@pytest.mark.parametrize("method", ["splitting-macs", "random"])
+def test_no_layer_grows_by_more_than_its_share(method: str, small: None, tmp_path: Path) -> None:
+    points = done(Job("vgg19", method), tmp_path, replace(TINY, max_growth=0.5))["points"]
+    widths = [list(point["widths"].values()) for point in points]
+    assert len(widths) > 1
+    for before, after in pairwise(widths):
+        assert before != after
+        assert all(new - old <= round(0.5 * old) for old, new in zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize("method", ["random", "uniform"])

@@ -113,6 +113,8 @@ def test_nets_methods_and_schedule_can_be_chosen(ordered: list[Any]) -> None:
     assert ordered[3].epochs == 3
     assert invoke("--largest", "0.02").exit_code == 0
     assert ordered[5].largest == 0.02
+    assert invoke("--max-growth", "0.6").exit_code == 0
+    assert ordered[7].max_growth == 0.6
 
 
 def test_learning_rates_go_with_the_batch(ordered: list[Any]) -> None:
@@ -129,6 +131,7 @@ def test_learning_rates_go_with_the_batch(ordered: list[Any]) -> None:
         (["--arch", "resnet"], "--arch: expected mobilenet, vgg19, got resnet"),
         (["--method", "magic"], "--method: expected"),
         (["--largest", "30"], "--largest: expected a share"),
+        (["--max-growth", "0"], "--max-growth: expected a share"),
         (["--paper-schedule", "--quick"], "leave out --quick and --epochs"),
     ],
 )

@@ -38,6 +38,7 @@ class Setting:
         scored: samples of the training part that splitting indexes and steps are found on.
         lanczos: steps of Lanczos in scoring; None leaves that to :func:`splitgrow.score`.
         growth: share of the neurons that is split in a phase. Uniform widths grow by the same.
+        max_growth: no layer grows by more than this share of itself in a phase; None: no limit.
         step: how far offspring part, as a part of their parent's length; None: searched.
         largest: growth ends with the first net of at least this share of the full one's parameters.
         sparsity: of the batch norms' scales, in training for "bn".
@@ -59,6 +60,7 @@ class Setting:
     scored_batch: int
     lanczos: int | None = None
     growth: float = 0.3
+    max_growth: float | None = None
     step: float | None = None
     largest: float
     sparsity: float = 1e-4

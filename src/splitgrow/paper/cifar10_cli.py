@@ -17,6 +17,7 @@ from splitgrow.paper.options import (
     Device,
     Download,
     Folder,
+    MaxGrowth,
     Methods,
     Phases,
     Quick,
@@ -54,6 +55,7 @@ def cifar10(
     batch: Batch = None,
     phases: Phases = None,
     largest: Largest = None,
+    max_growth: MaxGrowth = None,
     step: Step = None,
     paper_schedule: PaperSchedule = False,  # noqa: FBT002  (typer makes it a flag)
     quick: Quick = False,  # noqa: FBT002
@@ -83,7 +85,7 @@ def cifar10(
     if not redraw:
         setting = scheduled(
             Setting(), paper_schedule=paper_schedule, quick=quick, epochs=epochs, phases=phases,
-            largest=largest, step=step,
+            largest=largest, max_growth=max_growth, step=step,
         )  # fmt: skip
         if batch is not None:
             setting = setting.in_batches(batch)

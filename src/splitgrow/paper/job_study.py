@@ -80,12 +80,13 @@ class Study:
     def _grown(self) -> list[Point]:
         job, setting, bench = self.job, self.setting, self.bench
         method, rank, per = GROWN[job.method]
+        step = None if setting.step is None else Relative(setting.step)
         result = grow(
             self.net("seed"), train=bench.train, loss_fn=bench.loss_fn, batches=bench.scored,
             example_inputs=bench.example(), evaluate=self._judged, method=method,
             policy=Policy(
-                fraction=setting.growth, rank=rank, per=per, lanczos=setting.lanczos,
-                after=job.after, step=None if setting.step is None else Relative(setting.step),
+                fraction=setting.growth, max_growth=setting.max_growth, rank=rank, per=per,
+                lanczos=setting.lanczos, after=job.after, step=step,
             ),
             # The size as a metric, not as a budget: that would trim the last split, and then go
             # on with the few neurons that still fit, in a phase each time.

@@ -29,6 +29,10 @@ Step = Annotated[
     float | None,
     typer.Option(help="How far offspring part, as a part of their length; by default searched."),
 ]
+MaxGrowth = Annotated[
+    float | None,
+    typer.Option(help="No layer grows by more than this share of itself in a phase; 1: any."),
+]
 FOLDER = Path("runs/paper")
 DATA = Path("data")
 AnySetting = TypeVar("AnySetting", bound=Any)  # of a study of jobs: has paper(), quick() and epochs
@@ -50,6 +54,7 @@ def scheduled(
     paper_schedule: bool,
     quick: bool,
     step: float | None = None,
+    max_growth: float | None = None,
     **given: float | None,
 ) -> AnySetting:
     """A study's setting with the schedule that was asked for; ``given`` are fields of it."""
@@ -59,5 +64,7 @@ def scheduled(
         raise InputError(f"--step: expected a part of a neuron's length, in (0, 1), got {step}.")
     made = setting.paper() if paper_schedule else setting
     made = made.quick() if quick else made
-    asked = {**given, "step": step}
+    if max_growth is not None and not 0 < max_growth <= 1:
+        raise InputError(f"--max-growth: expected a share of a layer, in (0, 1], got {max_growth}.")
+    asked = {**given, "step": step, "max_growth": max_growth}
     return replace(made, **{name: value for name, value in asked.items() if value is not None})
