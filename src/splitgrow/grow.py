@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import signal
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -25,12 +22,15 @@ from splitgrow.directions import Directions
 from splitgrow.distributed import APART, Team, check_bare, team_of
 from splitgrow.errors import InputError, Interrupted, SplitgrowError
 from splitgrow.fit import Trainer
+from splitgrow.fresh import check_resettable, reset
 from splitgrow.history import Event, History, PhaseRecord, Split, lasting_names
+from splitgrow.interrupt import Told, flag_on_interrupt
 from splitgrow.methods import Growth, Method, Nothing, Site, method_named
 from splitgrow.optimizer_file import load_optimizer
 from splitgrow.phase import Phase, check_seed
 from splitgrow.policy import Budget, Policy
 from splitgrow.runs import RunFolder, Saved
+from splitgrow.stages import Clock, seed_of
 from splitgrow.state import Undo, eval_mode, seeded
 from splitgrow.tap import LossFn
 from splitgrow.units import Units, _without, find_units
@@ -137,7 +137,7 @@ def grow(
     if resume and run_dir is None:
         raise InputError("resume: there is nothing to resume from without run_dir=.")
     if policy.after == "retrain":
-        _check_resettable(model)
+        check_resettable(model)
     example: ExampleInputs | Call
     example = first_call(model, loss_fn, batches) if example_inputs is None else example_inputs
     folder = None if run_dir is None else RunFolder(Path(run_dir))
@@ -207,7 +207,7 @@ class _Run:
 
     def perform(self, *, resume: bool) -> Result:
         """All phases that are still to be done."""
-        with _flag_on_interrupt(self.stop):
+        with flag_on_interrupt(self.stop):
             try:
                 with self.team.guard("the start of the run"):
                     self._resolve_exclude()
@@ -265,7 +265,7 @@ class _Run:
         """The split of the last phase; False where there is nothing to split."""
         number = self.history.phases[-1].phase
         self.watcher.on_stage(number, "score")
-        with seeded(_seed_of(self.seed, number, "split")):
+        with seeded(seed_of(self.seed, number, "split")):
             growth = self.method.grow(self._site(units, number))
         if isinstance(growth, Nothing):
             self._note_end(growth)
@@ -280,7 +280,7 @@ class _Run:
 
     def _site(self, units: Units, number: int) -> Site:
         count = self.policy.how_many(sum(unit.width for unit in units))
-        generator = torch.Generator().manual_seed(_seed_of(self.seed, number, "method"))
+        generator = torch.Generator().manual_seed(seed_of(self.seed, number, "method"))
         return Site(
             self.model, units, self.loss_fn, self.batches, self.policy,
             self.until.left(CostModel(units).total(), count), self.optimizer, generator,
@@ -297,11 +297,11 @@ class _Run:
     def _train_phase(self, train: Train) -> tuple[PhaseRecord, Units]:
         number = len(self.history.phases)
         phase = Phase(
-            number, seed=_seed_of(self.seed, number, "train"),
+            number, seed=seed_of(self.seed, number, "train"),
             first_iteration=self.history.iterations, optimizer=self.optimizer,
-            restore=self.restore, listener=_Told(self.watcher, self.stop), stop=self.stop,
+            restore=self.restore, listener=Told(self.watcher, self.stop), stop=self.stop,
         )  # fmt: skip
-        clock = _Clock()
+        clock = Clock()
         self.watcher.on_stage(number, "train")
         with seeded(phase.seed), clock.time("train"), _hint_at_optimizer(phase):
             train(self.model, phase)
@@ -328,7 +328,7 @@ class _Run:
     def _metrics(self, number: int) -> dict[str, float]:
         if self.evaluate is None:
             return {}
-        seed = _seed_of(self.seed, number, "evaluate")
+        seed = seed_of(self.seed, number, "evaluate")
         with eval_mode(self.model), seeded(seed), torch.no_grad():
             found = self.evaluate(self.model)
         metrics = _checked_metrics(found)
@@ -355,8 +355,8 @@ class _Run:
     def _start_afresh(self, number: int) -> None:
         """Fresh weights for the grown net, where the policy says so."""
         if self.policy.after == "retrain":
-            with seeded(_seed_of(self.seed, number, "retrain")), torch.no_grad():
-                _reset(self.model)
+            with seeded(seed_of(self.seed, number, "retrain")), torch.no_grad():
+                reset(self.model)
             self.directions = None
             if self.optimizer is not None:
                 self.optimizer.state.clear()
@@ -493,58 +493,6 @@ def _described(train: Train | None) -> str:
     return train.describe() if isinstance(train, Trainer) else ""
 
 
-class _Told(Watcher):
-    """Passes a phase's reports on; ends a training loop that does not look at should_stop."""
-
-    def __init__(self, watcher: Watcher, stop: threading.Event) -> None:
-        self._watcher, self._stop = watcher, stop
-        self._warned = False
-
-    def on_iteration(self, phase: Phase, iteration: int, loss: float) -> None:
-        """Pass it on; the second report after Ctrl-C is one too many."""
-        self._watcher.on_iteration(phase, iteration, loss)
-        if self._warned:
-            raise KeyboardInterrupt
-        self._warned = self._stop.is_set()
-
-    def on_progress(self, phase: Phase, done: int, total: int) -> None:
-        """Pass it on."""
-        self._watcher.on_progress(phase, done, total)
-
-
-class _Clock:
-    """Seconds spent, by what they were spent on."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def time(self, what: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[what] = time.perf_counter() - start
-
-
-@contextmanager
-def _flag_on_interrupt(stop: threading.Event) -> Iterator[None]:
-    """The first Ctrl-C sets the flag, the second one interrupts at once."""
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-
-    def handle(*_: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    signal.signal(signal.SIGINT, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 @contextmanager
 def _hint_at_optimizer(phase: Phase) -> Iterator[None]:
     """An optimizer that was not handed over knows the old shapes; torch's error does not say so."""
@@ -560,12 +508,6 @@ def _hint_at_optimizer(phase: Phase) -> Iterator[None]:
         raise
 
 
-def _seed_of(seed: int, phase: int, stage: str) -> int:
-    """A seed of its own for each stage of each phase, so that a resumed run repeats it."""
-    digest = hashlib.sha256(f"{seed}/{phase}/{stage}".encode()).digest()
-    return int.from_bytes(digest[:4], "big")
-
-
 def _checked_metrics(found: Any) -> dict[str, float]:
     try:
         metrics = {str(name): float(value) for name, value in found.items()}
@@ -576,24 +518,3 @@ def _checked_metrics(found: Any) -> dict[str, float]:
         ) from error
     # Infinity would be lost in a checkpoint, and a resumed run differ.
     return {name: value if isfinite(value) else nan for name, value in metrics.items()}
-
-
-def _check_resettable(model: nn.Module) -> None:
-    """Can every parameter be drawn anew?"""
-    stuck = [
-        f"{path or 'the model itself'} ({type(module).__name__})"
-        for path, module in model.named_modules()
-        if next(module.parameters(recurse=False), None) is not None
-        and not callable(getattr(module, "reset_parameters", None))
-    ]
-    if stuck:
-        raise InputError(
-            'policy: after="retrain" needs a reset_parameters() on every module that has '
-            f"parameters; missing on {', '.join(stuck[:5])}{', ...' if len(stuck) > 5 else ''}."
-        )
-
-
-def _reset(model: nn.Module) -> None:
-    for module in model.modules():
-        if callable(getattr(module, "reset_parameters", None)):
-            module.reset_parameters()  # type: ignore[operator]

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from splitgrow.checkpoint import load, read_metadata, save
 from splitgrow.cost import Cost, CostModel
 from splitgrow.files import clean, write_file
-from splitgrow.grow import _reset, _seed_of, grow
+from splitgrow.fresh import reset
+from splitgrow.grow import grow
 from splitgrow.history import PhaseRecord, Split, lasting_names
 from splitgrow.paper.bench import Bench
 from splitgrow.paper.jobs import FULL, GROWN, UNIFORM, Job, Point, Size
@@ -23,6 +24,7 @@ from splitgrow.paper.pruning import How, add_sparsity_gradient, prune
 from splitgrow.phase import Phase
 from splitgrow.policy import Budget, Policy
 from splitgrow.split import Relative
+from splitgrow.stages import seed_of
 from splitgrow.state import eval_mode, seeded
 from splitgrow.units import find_units
 
@@ -67,7 +69,7 @@ class Study:
 
     def net(self, size: Size, stage: str = "start", number: int = 0) -> nn.Module:
         """A net with the random weights of a stage of this job's seed."""
-        with seeded(_seed_of(self.job.seed, number, stage)):
+        with seeded(seed_of(self.job.seed, number, stage)):
             net = self.bench.build(self.job, size)
         return net.to(self.bench.device)
 
@@ -172,8 +174,8 @@ class Study:
         setting = self.setting
         small = prune(net, self.bench.example(), how, setting.keep, floor=setting.floor)
         if self.job.after == "retrain":
-            with seeded(_seed_of(self.job.seed, number, "retrain")), torch.no_grad():
-                _reset(small)
+            with seeded(seed_of(self.job.seed, number, "retrain")), torch.no_grad():
+                reset(small)
         return small
 
     def _pruning_train(self, net: nn.Module, phase: Phase, phases: int) -> None:
@@ -189,7 +191,7 @@ class Study:
         self, net: nn.Module, train: Callable[[nn.Module, Phase], None], number: int, before: int
     ) -> Point:
         """Train a net in place, and say what came of it."""
-        phase = Phase(number, seed=_seed_of(self.job.seed, number, "train"))
+        phase = Phase(number, seed=seed_of(self.job.seed, number, "train"))
         start = time.perf_counter()
         with seeded(phase.seed):
             train(net, phase)
