@@ -22,6 +22,7 @@ from splitgrow.paper.cifar10 import Job, Setting, build, jobs, run_job, run_jobs
 from splitgrow.paper.cifar10_bench import Bench, parted
 from splitgrow.paper.cifar10_jobs import METHODS
 from splitgrow.paper.data import DataSet, ImageData
+from splitgrow.paper.job_runs import key_of_fields
 from splitgrow.paper.job_study import NET, Study
 from splitgrow.paper.jobs import GROWN, UNIFORM
 from splitgrow.phase import Phase
@@ -258,6 +259,73 @@ def test_the_last_net_of_growth_is_finished(method: str, small: None, tmp_path: 
     assert [point["finished"] for point in found["points"]] == [False] * TINY.phases + [True]
     assert finished["epochs"] == last["epochs"] + 3 * TINY.epochs
     assert last["split"] is None
+
+
+@every_pruning
+def test_the_last_net_of_pruning_is_finished(
+    method: str, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = replace(TINY, finish=3)
+    sparse: list[int] = []
+    gradient = job_study.add_sparsity_gradient
+    monkeypatch.setattr(
+        job_study, "add_sparsity_gradient", lambda net, **rest: sparse.append(gradient(net, **rest))
+    )
+    found = done(Job("vgg19", method), tmp_path, setting)
+    *pruned, last, finished = found["points"]
+    assert len(pruned) + 1 == TINY.phases
+    assert finished["widths"] == last["widths"]
+    assert column(found, "finished") == [False] * TINY.phases + [True]
+    assert finished["epochs"] == last["epochs"] + 3 * TINY.epochs
+    assert len(sparse) == (TINY.phases * TINY.epochs * 3 if method == "bn" else 0)  # not at the end
+
+
+def test_a_job_killed_at_its_end_finishes_its_last_net(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, setting = Job("vgg19", "l1"), replace(TINY, finish=1)
+    trained: list[int] = []
+    train = Bench._train
+    monkeypatch.setattr(Bench, "_train", killed_at(2, train, trained))
+    with pytest.raises(Killed):
+        done(job, tmp_path, setting)
+    monkeypatch.setattr(Bench, "_train", killed_at(99, train, trained))
+    assert column(done(job, tmp_path, setting), "finished") == [False, False, True]
+    assert trained == [0, 1, 2]
+
+
+@pytest.mark.parametrize("method", ["splitting", "random", "uniform-long", "l1", "bn"])
+def test_every_method_ends_with_a_net_of_the_size(method: str, small: None, tmp_path: Path) -> None:
+    setting = replace(TINY, phases=None, size=0.6, growth=0.5, epochs=1, floor=0.0, finish=1)
+    found = done(Job("vgg19", method), tmp_path, setting)
+    most = 0.6 * found["full"]["params"]
+    *others, last = found["points"]
+    assert last["finished"]
+    assert 0.85 * most < last["params"] <= most  # these nets have few channels
+    if method in ("l1", "bn"):
+        assert all(point["params"] > most for point in others[:-1])
+    else:
+        assert all(point["params"] <= most for point in others)
+
+
+def test_a_size_below_the_seed(small: None, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="before it grows"):
+        done(Job("vgg19", "splitting"), tmp_path, replace(TINY, size=0.1))
+
+
+def test_results_from_before_a_field_of_the_setting_was_there(small: None, tmp_path: Path) -> None:
+    job, setting = Job("vgg19", "uniform"), replace(TINY, phases=1, floor=0.0)
+    first = done(job, tmp_path, setting)
+    key = study.key_of(setting)
+    path = tmp_path / "jobs" / f"{job.name}.json"
+    older = json.loads(path.read_text())
+    for name in ("size", "floor", "max_growth"):
+        del older["settings"][name]
+    path.write_text(json.dumps(older))
+    assert done(job, tmp_path, setting) == first | {"settings": older["settings"]}  # as it was
+    assert key_of_fields(older["settings"]) == key
+    assert study.key_of(replace(setting, size=0.5)) != key
+    assert done(job, tmp_path, replace(setting, floor=0.5))["settings"]["floor"] == 0.5  # anew
 
 
 @pytest.mark.parametrize("method", ["splitting-macs", "random"])

@@ -15,6 +15,7 @@ from rich.console import Console
 import splitgrow as sg
 from splitgrow.paper import cifar10_claims as cc
 from splitgrow.paper import cifar10_figures as cf
+from splitgrow.paper.effort import effort_curve, efforts
 
 FULL = {"params": 1_000_000, "macs": 10_000_000}
 GROWN = (0.002, 0.004, 0.05, 0.35)  # shares of the full net
@@ -247,16 +248,54 @@ def test_the_table_of_targets_prints_its_rows(capsys: pytest.CaptureFixture[str]
     assert "9 of 9" in text
 
 
+# --- effort ----------------------------------------------------------------------------------
+
+
+def trained(share: float, macs: float, epochs: int, **more: Any) -> dict[str, Any]:
+    return point(share, 0.8, macs=macs) | {"epochs": epochs, **more}
+
+
+def test_effort_is_that_of_the_whole_way() -> None:
+    nets = [trained(0.1, 2.0, 4), trained(0.2, 2.0, 8), trained(0.2, 2.0, 18, finished=True)]
+    grown = job("splitting", 0, points=nets)
+    assert efforts(grown) == pytest.approx([4 * 0.2, 4 * 0.2 + 4 * 0.4, 4 * 0.2 + 14 * 0.4])
+    scratch = job("uniform-long", 0, points=nets)  # each from the start
+    assert efforts(scratch) == pytest.approx([4 * 0.2, 8 * 0.4, 18 * 0.4])
+    assert effort_curve(grown)[0] == pytest.approx([0.8, 2.4])
+    down = job("l1", 0, points=[trained(1.0, 1.0, 2), trained(0.5, 1.0, 4)])
+    assert efforts(down) == pytest.approx([2.0, 3.0])
+
+
+def test_nets_that_were_trained_to_the_end_are_compared() -> None:
+    def ending(method: str, seed: int, accuracy: float) -> dict[str, Any]:
+        last = trained(0.1, 1.0, 10, finished=True, accuracy=accuracy)
+        return job(method, 0, seed, points=[trained(0.1, 1.0, 2), last])
+
+    jobs = [ending("random", 0, 0.8), ending("splitting", 0, 0.8), ending("splitting", 1, 0.9),
+            job("uniform", 0.7)]  # fmt: skip
+    found = cc.claims(jobs)
+    first, second = found["finished"]
+    assert (first["method"], second["method"]) == ("splitting", "random")
+    assert (first["mean"], first["seeds"]) == (pytest.approx(0.85), 2)
+    assert first["std"] == pytest.approx(0.005**0.5)
+    assert (first["params"], first["macs"], first["epochs"]) == (100_000, 1_000_000, 10)
+    assert first["effort"] == pytest.approx(1.0)
+    assert second["std"] is None
+    titles = [str(table.title) for table in cc.tables(found)]
+    assert "Nets trained to the end" in titles
+
+
 # --- figures ---------------------------------------------------------------------------------
 
-NAMES = ("figure3", "macs", "selections", "structures", "gain")
+NAMES = ("figure3", "macs", "effort", "selections", "structures", "gain")
+
+
+KINDS = ("png", "svg")
 
 
 def test_all_figures_are_drawn(tmp_path: Path) -> None:
     paths = cf.draw(everything(), tmp_path)
-    assert [p.name for p in paths] == [
-        f"cifar10-{name}.{kind}" for name in NAMES for kind in ("png", "svg")
-    ]
+    assert [p.name for p in paths] == [f"cifar10-{name}.{kind}" for name in NAMES for kind in KINDS]
     assert all(path.stat().st_size > 5000 for path in paths)
 
 
@@ -264,7 +303,7 @@ def test_figures_without_data_are_left_out(tmp_path: Path) -> None:
     assert cf.draw([], tmp_path) == []
     alone = [job("random", 0.8, activation="softplus", shares=(0.01,))]
     assert [p.name for p in cf.draw(alone, tmp_path)] == [
-        "cifar10-figure3-softplus.png", "cifar10-figure3-softplus.svg",
+        f"cifar10-{name}-softplus.{kind}" for name in ("figure3", "effort") for kind in KINDS
     ]  # fmt: skip
 
 
@@ -281,8 +320,10 @@ def test_the_line_is_the_mean_where_all_seeds_have_nets() -> None:
     from matplotlib.figure import Figure
 
     ax = Figure().subplots()
-    curves = [([0.01, 0.1], [0.5, 0.7]), ([0.02, 0.2], [0.6, 0.8])]
-    cf._line(ax, curves, cf.LOOKS["splitting"])
+    rows = {0: [(0.01, 0.5), (0.1, 0.7)], 1: [(0.02, 0.6), (0.2, 0.8)]}
+    seeds = {k: job("splitting", 0, k, points=[point(*net) for net in row])
+             for k, row in rows.items()}  # fmt: skip
+    cf._accuracy(ax, {"splitting": seeds}, cf.share_of("params"), ["splitting"])
     (line,) = (found for found in ax.lines if found.get_label() == "Splitting")
     x, y = line.get_xdata(), line.get_ydata()
     assert (x[0], x[-1]) == (pytest.approx(2), pytest.approx(10))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from splitgrow import zoo
 from splitgrow.cost import CostModel
 from splitgrow.errors import InputError
-from splitgrow.paper.pruning import add_sparsity_gradient, prune, widths
+from splitgrow.paper.pruning import add_sparsity_gradient, prune, prune_to, widths
 from splitgrow.units import find_units
 
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -316,6 +316,24 @@ def test_steps_of_pruning(build: Callable[[], nn.Module], how: Any) -> None:
     sizes = [size(net) for net in nets]
     assert sizes == sorted(set(sizes), reverse=True)
     assert nets[-1].train()(X).shape == (2, 5)
+
+
+@both
+@every_net
+def test_pruned_to_a_number_of_parameters(build: Callable[[], nn.Module], how: Any) -> None:
+    model = build()
+    channels = sum(widths(model).values())
+    for most in (size(model) - 1, size(model) // 2, size(model) // 3):
+        small = prune_to(model, X, how, most)
+        nets = [prune(model, X, how, k / channels) for k in range(1, channels + 1)]
+        assert size(small) == max(size(net) for net in nets if size(net) <= most)
+        assert small(X).shape == (2, 5)
+
+
+def test_pruned_to_less_than_can_be() -> None:
+    model = vgg()
+    with pytest.raises(InputError, match=r"least=2 and floor=0\.5, more than 10 parameters stay"):
+        prune_to(model, X, "l1", 10, floor=0.5)
 
 
 def test_a_single_sample_as_a_plain_tensor() -> None:

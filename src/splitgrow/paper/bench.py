@@ -7,7 +7,7 @@ bench says what it trains and judges with.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -19,6 +19,9 @@ from splitgrow.paper.jobs import WIDTH, Job, Size
 from splitgrow.paper.training import Course, Rate
 from splitgrow.phase import Phase
 
+# Fields of a setting that came later, with the values that leave a study as it was without them:
+# results that lack them are those of these values.
+LATER: Mapping[str, object] = {"max_growth": None, "floor": 0.0, "size": None}
 Batch = tuple[Tensor, Tensor]  # inputs and labels
 Change = Callable[[nn.Module], None]  # of a net's gradients, before a step
 Part = TypeVar("Part")  # of the data, as a study keeps it
@@ -41,13 +44,16 @@ class Setting:
         max_growth: no layer grows by more than this share of itself in a phase; None: no limit.
         step: how far offspring part, as a part of their parent's length; None: searched.
         largest: growth ends with the first net of at least this share of the full one's parameters.
+        size: instead, all methods end with a net of this share: the last split, width or cut is as
+            large as fits into it.
         sparsity: of the batch norms' scales, in training for "bn".
         keep: share of the channels that a pruning step leaves; it ends with the first net that has
             no more parameters than the seed.
         floor: share of its channels that each layer keeps at least in a pruning step.
         phases: at most so many nets in a job.
-        finish: for how many more phases the last net of growth is trained, under one fall of the
-            learning rate; "uniform-long" has as many more. It is told of before and after that.
+        finish: for how many more phases the last net of growth or pruning is trained, under one
+            fall of the learning rate; "uniform-long" has as many more. It is told of before and
+            after that.
         width: channels of the seed.
     """
 
@@ -63,6 +69,7 @@ class Setting:
     max_growth: float | None = None
     step: float | None = None
     largest: float
+    size: float | None = None
     sparsity: float = 1e-4
     keep: float = 0.7
     floor: float = 0.0

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from splitgrow.paper import comparison, curves, job_claims
+from splitgrow.paper import comparison, curves, effort, job_claims
 from splitgrow.paper.comparison import Comparison
 from splitgrow.paper.curves import Curve, Group, Jobs, Members, accuracy_on, curve_of, name_of
 
@@ -49,6 +49,7 @@ def claims(jobs: Jobs) -> dict[str, Any]:
         "grid": list(GRID),
         "groups": {name_of(key): _compared(members) for key, members in groups.items()},
         "targets": COMPARISON.answers(TARGETS, groups),
+        "finished": effort.finished(jobs),
         **job_claims.told(jobs),
     }
 
@@ -102,6 +103,8 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
     shown = []
     if found["targets"]:
         shown.append(job_claims.targets_table(found["targets"], lambda _, size: _share(size)))
+    if found["finished"]:
+        shown.append(effort.finished_table(found["finished"]))
     for name, group in found["groups"].items():
         shown += _size_tables(found["grid"], name, group)
     return shown + job_claims.told_tables(found)

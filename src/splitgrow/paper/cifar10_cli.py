@@ -16,6 +16,7 @@ from splitgrow.paper.options import (
     Data,
     Device,
     Download,
+    Finish,
     Folder,
     MaxGrowth,
     Methods,
@@ -40,6 +41,10 @@ Largest = Annotated[
     float | None,
     typer.Option(help="Growth ends with a net of this share of the full one's parameters: 0.3."),
 ]
+Size = Annotated[
+    float | None,
+    typer.Option(help="All methods end with a net of this share of the full one's parameters."),
+]
 PaperSchedule = Annotated[
     bool, typer.Option("--paper-schedule", help="As published: 160 epochs a phase, batches of 64.")
 ]
@@ -55,6 +60,8 @@ def cifar10(
     batch: Batch = None,
     phases: Phases = None,
     largest: Largest = None,
+    size: Size = None,
+    finish: Finish = None,
     max_growth: MaxGrowth = None,
     step: Step = None,
     paper_schedule: PaperSchedule = False,  # noqa: FBT002  (typer makes it a flag)
@@ -79,13 +86,14 @@ def cifar10(
     from splitgrow.paper.job_runs import chosen
 
     figures.check_matplotlib()  # now, not after minutes of work
-    if largest is not None and not 0 < largest <= 1:
-        raise InputError(f"--largest: expected a share of the full net, in (0, 1], got {largest}.")
+    for option, share in (("--largest", largest), ("--size", size)):
+        if share is not None and not 0 < share <= 1:
+            raise InputError(f"{option}: expected a share of the full net, in (0, 1], got {share}.")
     console, place = Console(), folder / "cifar10"
     if not redraw:
         setting = scheduled(
             Setting(), paper_schedule=paper_schedule, quick=quick, epochs=epochs, phases=phases,
-            largest=largest, max_growth=max_growth, step=step,
+            largest=largest, size=size, finish=finish, max_growth=max_growth, step=step,
         )  # fmt: skip
         if batch is not None:
             setting = setting.in_batches(batch)

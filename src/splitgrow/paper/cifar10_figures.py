@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from math import ceil, log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from splitgrow.paper.cifar10_claims import AXES, SPLITTING, curve, groups_of
-from splitgrow.paper.curve_figures import LOOKS, SEEDS, legend, line
+from splitgrow.paper.curve_figures import LOOKS, SEEDS, finished_nets, legend, line, title_of
 from splitgrow.paper.curves import Curve, Jobs, Members
+from splitgrow.paper.effort import effort_curve, efforts
 from splitgrow.paper.figures import PAGE, both, sheet
 from splitgrow.paper.job_claims import splits_of
 
@@ -24,7 +27,7 @@ ORDER = [(arch, after) for after in AFTERS for arch in ARCHS]  # the paper's pan
 FIGURE_3 = ("splitting", "random", "uniform", "uniform-long", "l1", "bn")
 MACS = (*SPLITTING, "uniform", "l1", "bn")
 STRUCTURES = (*SPLITTING, "bn")
-TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
 def draw(jobs: Jobs, folder: Path) -> list[Path]:
@@ -40,6 +43,7 @@ def draw(jobs: Jobs, folder: Path) -> list[Path]:
 
         paths += _curves(groups, place("figure3"), "params", FIGURE_3)
         paths += _curves(groups, place("macs"), "macs", MACS)
+        paths += _efforts(groups, place("effort"))
         paths += _selections(groups, place("selections"))
         paths += _structures(groups, place("structures"))
         paths += _gains(groups, place("gain"))
@@ -78,6 +82,35 @@ def _panels(
     return both(path)
 
 
+@dataclass(frozen=True)
+class Axis:
+    """What accuracies are drawn against.
+
+    Args:
+        sizes: of every net of a job.
+        curve: of the nets of a job that were not trained on at the end.
+        unit: what both are multiplied with.
+    """
+
+    label: str
+    sizes: Callable[[Mapping[str, Any]], Sequence[float]]
+    curve: Callable[[Mapping[str, Any]], Curve]
+    unit: float
+
+    def scaled(self, sizes: Sequence[float]) -> list[float]:
+        """As they are drawn."""
+        return [self.unit * size for size in sizes]
+
+
+def share_of(axis: str) -> Axis:
+    """Percent of the full net's parameters or MACs."""
+
+    def sizes(job: Mapping[str, Any]) -> list[float]:
+        return [net[axis] / job["full"][axis] for net in job["points"]]
+
+    return Axis(f"{AXES[axis]} (% of the full net)", sizes, partial(curve, axis=axis), 100.0)
+
+
 # --- accuracy against size -------------------------------------------------------------------
 
 
@@ -85,9 +118,10 @@ def _curves(groups: Groups, path: Path, axis: str, methods: Sequence[str]) -> li
     """Figure 3: a panel for each net and for each way to train after a split."""
 
     def fill(ax: Axes, key: tuple[str, str]) -> None:
-        _accuracy(ax, groups[key], axis, methods)
+        _accuracy(ax, groups[key], share_of(axis), methods)
 
-    return _panels(path, _present(groups, methods), fill)
+    keys = _present(groups, methods)
+    return _panels(path, keys, fill, title_of(*(groups[key] for key in keys)))
 
 
 def _selections(groups: Groups, path: Path) -> list[Path]:
@@ -99,33 +133,42 @@ def _selections(groups: Groups, path: Path) -> list[Path]:
         for i, (ax, (key, axis)) in enumerate(
             zip(axes.flat, [(key, axis) for key in keys for axis in AXES], strict=True)
         ):
-            _accuracy(ax, groups[key], axis, SPLITTING)
+            _accuracy(ax, groups[key], share_of(axis), SPLITTING)
             ax.set_title(_title(i, key))
         legend(figure, axes.flat)
     return both(path)
 
 
-def _accuracy(ax: Axes, members: Members, axis: str, methods: Sequence[str]) -> None:
-    """Test accuracy against the share of the full net, seeds as points, mean and range."""
+def _efforts(groups: Groups, path: Path) -> list[Path]:
+    """Accuracy against all the training that led to a net."""
+    effort = Axis("all training so far (epochs of the full net)", efforts, effort_curve, 1.0)
+
+    def fill(ax: Axes, key: tuple[str, str]) -> None:
+        _accuracy(ax, groups[key], effort, FIGURE_3)
+
+    keys = _present(groups, FIGURE_3)
+    return _panels(path, keys, fill, title_of(*(groups[key] for key in keys)))
+
+
+def _accuracy(ax: Axes, members: Members, axis: Axis, methods: Sequence[str]) -> None:
+    """Test accuracy, seeds as points, mean and range; last nets that were trained on hollow."""
     shown = [m for m in methods if m in members]
     for method in shown:
-        _line(ax, [curve(job, axis) for job in members[method].values()], LOOKS[method])
+        jobs = members[method].values()
+        found = [axis.curve(job) for job in jobs]
+        line(ax, [(axis.scaled(sizes), heights) for sizes, heights in found], LOOKS[method])
+        finished_nets(ax, jobs, lambda job: axis.scaled(axis.sizes(job)), LOOKS[method])
     _full_net(ax, members)
     ax.set_xscale("log")
     low, high = ax.get_xlim()
     ax.set_xticks([t for t in TICKS if low <= t <= high])
     ax.xaxis.set_major_formatter("{x:g}")
     ax.xaxis.set_minor_formatter("")
-    ax.set_xlabel(f"{AXES[axis]} (% of the full net)")
+    ax.set_xlabel(axis.label)
     ax.set_ylabel("test accuracy (%)")
     ax.set_ylim(*_heights(members, shown))
     ax.grid(color="#E4E4E4", lw=0.5)
     ax.set_axisbelow(True)
-
-
-def _line(ax: Axes, curves: Sequence[Curve], look: Mapping[str, Any]) -> None:
-    """In percent of the full net."""
-    line(ax, [([100 * size for size in sizes], found) for sizes, found in curves], look)
 
 
 def _full_net(ax: Axes, members: Members) -> None:

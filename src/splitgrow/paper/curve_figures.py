@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import log
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from splitgrow.paper.curves import Curve
+from splitgrow.paper.curves import Curve, Members
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,6 +29,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "l1": {"color": "#CC79A7", "ls": (0, (4, 1.5)), "marker": "v", "label": "Pruning, L1"},
     "bn": {"color": "#E69F00", "ls": ":", "marker": "^", "label": "Pruning, BN scale"},
 }  # fmt: skip
+Size = Callable[[Mapping[str, Any]], Sequence[float]]  # of every net of a job, as it is drawn
 SEEDS = "lines and bands: mean and range over the seeds; faint points: their nets"
 
 
@@ -60,6 +61,28 @@ def line(ax: Axes, curves: Sequence[Curve], look: Mapping[str, Any]) -> None:
     ax.plot(x, _hundred(rows.mean(0)), **style, ls=look["ls"], ms=4, markevery=24)
     ax.fill_between(x, _hundred(rows.min(0)), _hundred(rows.max(0)), color=look["color"],
                     alpha=0.15, linewidth=0)  # fmt: skip
+
+
+def finished_nets(
+    ax: Axes, jobs: Iterable[Mapping[str, Any]], size: Size, look: Mapping[str, Any]
+) -> None:
+    """Nets that were trained on at the end, hollow: the lines leave them out."""
+    nets = [
+        (x, net)
+        for job in jobs
+        for x, net in zip(size(job), job["points"], strict=True)
+        if net.get("finished")
+    ]
+    if nets:
+        ax.plot([x for x, _ in nets], [100 * net["accuracy"] for _, net in nets], ls="none", ms=5,
+                mfc="none", color=look["color"], marker=look["marker"])  # fmt: skip
+
+
+def title_of(*groups: Members) -> str:
+    """How to read a figure of these jobs."""
+    jobs = [job for members in groups for seeds in members.values() for job in seeds.values()]
+    hollow = any(net.get("finished") for job in jobs for net in job["points"])
+    return f"{SEEDS}; hollow: last nets, trained on" if hollow else SEEDS
 
 
 def _hundred(values: Any) -> Any:

@@ -24,7 +24,7 @@ from rich.console import Console
 import splitgrow
 from splitgrow.errors import InputError
 from splitgrow.files import write_file
-from splitgrow.paper.bench import Bench
+from splitgrow.paper.bench import LATER, Bench
 from splitgrow.paper.job_study import Study
 from splitgrow.paper.jobs import Job
 from splitgrow.paper.memory import keep_freed_memory
@@ -103,7 +103,12 @@ def key_of(setting: Any) -> str:
 
 def key_of_fields(settings: Mapping[str, Any]) -> str:
     """The same, from a result's settings: an older version may have had fewer."""
-    return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+    return sha256(json.dumps(_told(settings), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _told(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells settings apart, whatever fields were known when they were written."""
+    return {k: v for k, v in settings.items() if k not in LATER or v != LATER[k]}
 
 
 def _file_of(job: Job, folder: Path) -> Path:
@@ -114,7 +119,7 @@ def _stored(job: Job, setting: Any, folder: Path) -> Result | None:
     """What a job gave with these settings, if it is done."""
     try:
         found = json.loads(_file_of(job, folder).read_text())
-        same = found["settings"] == asdict(setting) and found["job"] == asdict(job)
+        same = _told(found["settings"]) == _told(asdict(setting)) and found["job"] == asdict(job)
     except (OSError, ValueError, LookupError, TypeError):
         return None
     return found if same else None
@@ -222,7 +227,7 @@ def finished(folder: Path, experiment: str) -> list[Result]:
         raise InputError(
             f"{place}: no job is done yet. Run: splitgrow paper {experiment} --data DIR"
         )
-    if any(job["settings"] != found[0]["settings"] for job in found):
+    if any(_told(job["settings"]) != _told(found[0]["settings"]) for job in found):
         raise InputError(
             f"{place}: these jobs were run with different settings, and do not compare. "
             "Run each setting with a --folder of its own."

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,11 +17,11 @@ from splitgrow.checkpoint import load, read_metadata, save
 from splitgrow.cost import Cost, CostModel
 from splitgrow.files import clean, write_file
 from splitgrow.fresh import reset
-from splitgrow.grow import grow
+from splitgrow.grow import Train, grow
 from splitgrow.history import PhaseRecord, Split, lasting_names
 from splitgrow.paper.bench import Bench
 from splitgrow.paper.jobs import FULL, GROWN, UNIFORM, Job, Point, Size
-from splitgrow.paper.pruning import How, add_sparsity_gradient, prune
+from splitgrow.paper.pruning import How, add_sparsity_gradient, prune, prune_to
 from splitgrow.phase import Phase
 from splitgrow.policy import Budget, Policy
 from splitgrow.split import Relative
@@ -28,6 +29,7 @@ from splitgrow.stages import seed_of
 from splitgrow.state import eval_mode, seeded
 from splitgrow.units import find_units
 
+SIZE_REACHED = 0.97  # of the parameters that a net is to have: one neuron more may be too many
 LONG_EVERY = 3  # of the uniform widths, one in so many (the last too) is trained as long as growth
 COUNTS = ("operations",)  # metrics of a net that are whole numbers, where a bench has them
 NET, POINTS = "net.safetensors", "points.json"
@@ -73,6 +75,12 @@ class Study:
             net = self.bench.build(self.job, size)
         return net.to(self.bench.device)
 
+    @property
+    def most(self) -> int | None:
+        """Parameters of the last net, where its size is given."""
+        size = self.setting.size
+        return None if size is None else round(size * self.full.params)
+
     def _is_last(self, points: Sequence[Point]) -> bool:
         """As many nets as there may be?"""
         return self.setting.phases is not None and len(points) >= self.setting.phases
@@ -90,9 +98,11 @@ class Study:
                 fraction=setting.growth, max_growth=setting.max_growth, rank=rank, per=per,
                 lanczos=setting.lanczos, after=job.after, step=step,
             ),
-            # The size as a metric, not as a budget: that would trim the last split, and then go
-            # on with the few neurons that still fit, in a phase each time.
-            until=Budget(phases=setting.phases, metric=("share", setting.largest)),
+            # The size as a metric, not as a budget alone: that would trim the last split, and then
+            # go on with the few neurons that still fit, in a phase each time.
+            until=Budget(
+                phases=setting.phases, params=self.most, metric=("share", self._enough)
+            ),
             finish=partial(bench.train_longer, phases=setting.finish) if setting.finish else None,
             run_dir=self.folder, resume=True, seed=job.seed,
         )  # fmt: skip
@@ -101,6 +111,12 @@ class Study:
             epochs += record.iterations  # one is logged for each epoch
             points.append(_point_of(record, epochs))
         return points
+
+    @property
+    def _enough(self) -> float:
+        """Growth ends with a net of this share."""
+        size = self.setting.size
+        return self.setting.largest if size is None else SIZE_REACHED * size
 
     def _judged(self, net: nn.Module) -> dict[str, float]:
         share = count_parameters(net) / self.full.params
@@ -130,14 +146,32 @@ class Study:
 
     def _uniform_steps(self) -> range:
         """How often a width has grown, up to the first net that is large enough."""
-        most, enough = self.setting.phases, self.setting.largest * self.full.params
+        most, enough = self.setting.phases, self._enough * self.full.params
         k = 0
-        while (most is None or k + 1 < most) and count_parameters(self._uniform_net(k)) < enough:
+        while (
+            (most is None or k + 1 < most)
+            and self._factor(k) < self._widest
+            and count_parameters(self._uniform_net(k)) < enough
+        ):
             k += 1
         return range(k + 1)
 
     def _uniform_net(self, k: int) -> nn.Module:
-        return self.net((1 + self.setting.growth) ** k, "start", k)
+        return self.net(self._factor(k), "start", k)
+
+    def _factor(self, k: int) -> float:
+        """How many times the seed's channels, after so many steps."""
+        return min((1 + self.setting.growth) ** k, self._widest)
+
+    @cached_property
+    def _widest(self) -> float:
+        """How many times the seed's channels fit into the parameters that there may be."""
+        if self.most is None:
+            return inf
+        width = seed = self.setting.width
+        while count_parameters(self.net((width + 1) / seed)) <= self.most:
+            width += 1
+        return width / seed
 
     # ---- pruning ------------------------------------------------------------------------------
 
@@ -146,7 +180,7 @@ class Study:
         net, points = self._kept()
         if not points:
             self._train_and_keep(net, points)
-        least = count_parameters(self.net("seed"))
+        least = self.most or count_parameters(self.net("seed"))
         while points[-1]["params"] > least and not self._is_last(points):
             start = time.perf_counter()
             net = self._cut(net, len(points))
@@ -154,12 +188,24 @@ class Study:
             if count_parameters(net) == points[-1]["params"]:
                 break  # no layer can lose any more
             self._train_and_keep(net, points)
+        if self.setting.finish and not points[-1]["finished"]:
+            self._finish(net, points)
         return points
 
     def _train_and_keep(self, net: nn.Module, points: list[Point]) -> None:
         before = points[-1]["epochs"] if points else 0
         train = partial(self._pruning_train, phases=1 if points else self.bench.full_phases)
         points.append(self._trained(net, train, len(points), before))
+        self._keep(net, points)
+
+    def _finish(self, net: nn.Module, points: list[Point]) -> None:
+        """Without a gradient of sparsity: no cut follows."""
+        train = partial(self.bench.train_longer, phases=self.setting.finish)
+        point = self._trained(net, train, len(points), points[-1]["epochs"])
+        points.append(point | {"finished": True})
+        self._keep(net, points)
+
+    def _keep(self, net: nn.Module, points: Sequence[Point]) -> None:
         save(net, self.folder / NET, metadata={"points": json.dumps(points)})
 
     def _kept(self) -> tuple[nn.Module, list[Point]]:
@@ -171,8 +217,10 @@ class Study:
 
     def _cut(self, net: nn.Module, number: int) -> nn.Module:
         how = cast("How", self.job.method)
-        setting = self.setting
-        small = prune(net, self.bench.example(), how, setting.keep, floor=setting.floor)
+        setting, example = self.setting, self.bench.example()
+        small = prune(net, example, how, setting.keep, floor=setting.floor)
+        if self.most is not None and count_parameters(small) < self.most:
+            small = prune_to(net, example, how, self.most, floor=setting.floor)
         if self.job.after == "retrain":
             with seeded(seed_of(self.job.seed, number, "retrain")), torch.no_grad():
                 reset(small)
@@ -187,9 +235,7 @@ class Study:
 
     # ---- one net ------------------------------------------------------------------------------
 
-    def _trained(
-        self, net: nn.Module, train: Callable[[nn.Module, Phase], None], number: int, before: int
-    ) -> Point:
+    def _trained(self, net: nn.Module, train: Train, number: int, before: int) -> Point:
         """Train a net in place, and say what came of it."""
         phase = Phase(number, seed=seed_of(self.job.seed, number, "train"))
         start = time.perf_counter()

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.table import Table
 
-from splitgrow.paper import comparison, curves, job_claims
+from splitgrow.paper import comparison, curves, effort, job_claims
 from splitgrow.paper.comparison import Comparison
 from splitgrow.paper.curves import Group, Jobs, Members, curve_of, name_of, std
 from splitgrow.paper.jobs import Point
@@ -104,6 +104,7 @@ def claims(jobs: Jobs) -> dict[str, Any]:
         ],
         "groups": {name_of(key): COMPARISON.accuracies(members) for key, members in groups.items()},
         "targets": COMPARISON.answers(TARGETS, groups),
+        "finished": effort.finished(jobs),
         **job_claims.told(jobs),
     }
 
@@ -160,6 +161,8 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
     shown = [_reached_table(found["reached"])] if found["reached"] else []
     if found["targets"]:
         shown.append(job_claims.targets_table(found["targets"], size_words))
+    if found["finished"]:
+        shown.append(effort.finished_table(found["finished"]))
     for name, group in found["groups"].items():
         for axis, words in AXES.items():
             title = f"{name}: test accuracy (%) against {words}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from splitgrow.paper.curve_figures import LOOKS, SEEDS, legend, line
+from splitgrow.paper.curve_figures import LOOKS, finished_nets, legend, line, title_of
 from splitgrow.paper.curves import Jobs, Members
 from splitgrow.paper.figures import PAGE, both, sheet
 from splitgrow.paper.jobs import FULL
@@ -58,9 +58,7 @@ def _figure(jobs: Jobs, members: Members, view: View, path: Path) -> list[Path]:
             _references(ax, jobs, axis, view)
             _frame(ax, axis)
             ax.set_title(f"({letter}) against {AXES[axis]}")
-        finished = any(p.get("finished") for s in seen.values() for job in s.values()
-                       for p in job["points"])  # fmt: skip
-        legend(figure, axes.flat, f"{SEEDS}; hollow: last nets, trained on" if finished else SEEDS)
+        legend(figure, axes.flat, title_of(seen))
     return both(path)
 
 
@@ -79,18 +77,10 @@ def _accuracy(ax: Axes, members: Members, axis: str) -> None:
     for method, curves in COMPARISON.curves(members, axis).items():
         scaled = [([size / unit for size in sizes], found) for sizes, found in curves.values()]
         line(ax, scaled, LOOKS[method])
-        _finished(ax, members[method].values(), axis, LOOKS[method])
-
-
-def _finished(
-    ax: Axes, jobs: Iterable[Mapping[str, Any]], axis: str, look: Mapping[str, Any]
-) -> None:
-    """Nets that were trained on at the end, which the lines leave out."""
-    nets = [point for job in jobs for point in job["points"] if point.get("finished")]
-    if nets:
-        ax.plot([net[axis] / UNITS[axis][0] for net in nets],
-                [100 * net["accuracy"] for net in nets], ls="none", ms=5, mfc="none",
-                color=look["color"], marker=look["marker"])  # fmt: skip
+        finished_nets(
+            ax, members[method].values(), lambda job: [p[axis] / unit for p in job["points"]],
+            LOOKS[method],
+        )  # fmt: skip
 
 
 def _references(ax: Axes, jobs: Jobs, axis: str, view: View) -> None:

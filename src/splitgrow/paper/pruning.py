@@ -87,6 +87,36 @@ def prune(
     return small
 
 
+def prune_to(
+    model: Model,
+    example_inputs: ExampleInputs,
+    how: How,
+    most: int,
+    *,
+    least: int = 2,
+    floor: float = 0.0,
+) -> Model:
+    """``prune`` with the largest ``keep`` that leaves at most so many parameters."""
+
+    def small(channels: int) -> Model:
+        return prune(model, example_inputs, how, channels / total, least=least, floor=floor)
+
+    def fits(channels: int) -> bool:
+        return sum(p.numel() for p in small(channels).parameters()) <= most
+
+    total = sum(widths(model).values())
+    low, high = max(1, ceil(floor * total)), total + 1
+    if not fits(low):
+        raise InputError(
+            f"prune_to: with least={least} and floor={floor}, more than {most:,} parameters stay. "
+            "Lower them, or cut in several steps."
+        )
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return small(low)
+
+
 def add_sparsity_gradient(model: nn.Module, sparsity: float = 1e-4) -> None:
     """Add the gradient of sparsity * sum |gamma| over all batch norms, sparsity * sign(gamma).
 
