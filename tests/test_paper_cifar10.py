@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +27,7 @@ from splitgrow.paper.cifar10 import Job, Setting, build, jobs, run_job, run_jobs
 from splitgrow.paper.cifar10_bench import Bench, parted
 from splitgrow.paper.cifar10_jobs import METHODS
 from splitgrow.paper.data import DataSet, ImageData
-from splitgrow.paper.job_runs import key_of_fields
+from splitgrow.paper.job_runs import finished, key_of_fields
 from splitgrow.paper.job_study import NET, Study
 from splitgrow.paper.jobs import GROWN, UNIFORM
 from splitgrow.phase import Phase
@@ -325,7 +330,19 @@ def test_results_from_before_a_field_of_the_setting_was_there(small: None, tmp_p
     assert done(job, tmp_path, setting) == first | {"settings": older["settings"]}  # as it was
     assert key_of_fields(older["settings"]) == key
     assert study.key_of(replace(setting, size=0.5)) != key
-    assert done(job, tmp_path, replace(setting, floor=0.5))["settings"]["floor"] == 0.5  # anew
+    later = replace(setting, floor=0.5)  # which uniform widths do not look at
+    assert done(job, tmp_path, later)["settings"] == older["settings"]
+    assert done(job, tmp_path, replace(later, size=0.5))["settings"]["size"] == 0.5  # anew
+
+
+def test_jobs_compare_in_what_both_depend_on(small: None, tmp_path: Path) -> None:
+    setting = replace(TINY, phases=1, epochs=1)
+    done(Job("vgg19", "uniform"), tmp_path, setting)
+    done(Job("vgg19", "bn"), tmp_path, replace(setting, floor=0.6))
+    assert len(finished(tmp_path, "cifar10")) == 2
+    done(Job("vgg19", "bn", seed=1), tmp_path, setting)
+    with pytest.raises(InputError, match="different settings"):
+        finished(tmp_path, "cifar10")
 
 
 @pytest.mark.parametrize("method", ["splitting-macs", "random"])
@@ -477,6 +494,45 @@ def test_jobs_in_processes_and_one_that_fails(tmp_path: Path) -> None:
     assert [result["job"] for result in found] == [asdict(job) for job in listed[1:]]
     assert f"{wrong.name}: failed with exit code 1" in said.getvalue()
     assert f"{listed[1].name}: done" in said.getvalue()
+
+
+def test_jobs_end_with_a_study_that_is_killed(tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+from helpers_jobs import never_read
+from splitgrow.paper.cifar10 import Job, Setting, run_jobs
+place = Path({str(tmp_path)!r})
+if __name__ == "__main__":
+    run_jobs([Job("vgg19", "l1")], Setting(), data=place, folder=place, device="cpu", workers=1,
+             read=never_read)
+"""
+    (tmp_path / "killed.py").write_text(code)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    running = subprocess.Popen([sys.executable, tmp_path / "killed.py"], env=environment)
+    assert until((tmp_path / "pid").exists)
+    job = int((tmp_path / "pid").read_text())
+    assert is_running(job)
+    running.kill()
+    running.wait()
+    assert until(lambda: not is_running(job))
+
+
+def until(happened: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 120
+    while not happened() and time.monotonic() < end:
+        time.sleep(0.1)
+    return happened()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except ProcessLookupError:
+        return False
+    except FileNotFoundError:  # not Linux, or it has just ended
+        return not Path("/proc/self").exists()
+    return state != "Z"  # which nobody may be there to collect
 
 
 def test_wrong_runs(tmp_path: Path) -> None:

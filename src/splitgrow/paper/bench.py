@@ -22,6 +22,8 @@ from splitgrow.phase import Phase
 # Fields of a setting that came later, with the values that leave a study as it was without them:
 # results that lack them are those of these values.
 LATER: Mapping[str, object] = {"max_growth": None, "floor": 0.0, "size": None}
+# Fields that only these methods look at: the results of others hold whatever they are.
+ONLY: Mapping[str, Sequence[str]] = {"floor": ("bn",)}
 Batch = tuple[Tensor, Tensor]  # inputs and labels
 Change = Callable[[nn.Module], None]  # of a net's gradients, before a step
 Part = TypeVar("Part")  # of the data, as a study keeps it
@@ -49,7 +51,8 @@ class Setting:
         sparsity: of the batch norms' scales, in training for "bn".
         keep: share of the channels that a pruning step leaves; it ends with the first net that has
             no more parameters than the seed.
-        floor: share of its channels that each layer keeps at least in a pruning step.
+        floor: share of its channels that each layer keeps at least in a pruning step by the scales
+            of batch norms. The L1 norm takes the same share of every layer anyway.
         phases: at most so many nets in a job.
         finish: for how many more phases the last net of growth or pruning is trained, under one
             fall of the learning rate; "uniform-long" has as many more. It is told of before and

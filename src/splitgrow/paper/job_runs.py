@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from itertools import combinations
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from threading import Thread
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -24,7 +27,7 @@ from rich.console import Console
 import splitgrow
 from splitgrow.errors import InputError
 from splitgrow.files import write_file
-from splitgrow.paper.bench import LATER, Bench
+from splitgrow.paper.bench import LATER, ONLY, Bench
 from splitgrow.paper.job_study import Study
 from splitgrow.paper.jobs import Job
 from splitgrow.paper.memory import keep_freed_memory
@@ -106,9 +109,19 @@ def key_of_fields(settings: Mapping[str, Any]) -> str:
     return sha256(json.dumps(_told(settings), sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _told(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells settings apart, whatever fields were known when they were written."""
-    return {k: v for k, v in settings.items() if k not in LATER or v != LATER[k]}
+def _told(settings: Mapping[str, Any], *methods: str) -> dict[str, Any]:
+    """What tells settings apart, whatever fields were known when they were written.
+
+    Those that only other methods than ``methods`` look at do not.
+    """
+    kept = {k: v for k, v in settings.items() if k not in LATER or v != LATER[k]}
+    return {k: v for k, v in kept.items() if all(m in ONLY.get(k, methods) for m in methods)}
+
+
+def _compare(one: Result, other: Result) -> bool:
+    """Were two jobs run alike, as far as both depend on the settings?"""
+    methods = one["job"]["method"], other["job"]["method"]
+    return _told(one["settings"], *methods) == _told(other["settings"], *methods)
 
 
 def _file_of(job: Job, folder: Path) -> Path:
@@ -119,7 +132,8 @@ def _stored(job: Job, setting: Any, folder: Path) -> Result | None:
     """What a job gave with these settings, if it is done."""
     try:
         found = json.loads(_file_of(job, folder).read_text())
-        same = _told(found["settings"]) == _told(asdict(setting)) and found["job"] == asdict(job)
+        wanted = {"job": asdict(job), "settings": asdict(setting)}
+        same = found["job"] == wanted["job"] and _compare(found, wanted)
     except (OSError, ValueError, LookupError, TypeError):
         return None
     return found if same else None
@@ -213,10 +227,19 @@ def _start(job: Job, order: Order) -> _Running:
 
 
 def _run_alone(job: Job, order: Order) -> None:
+    Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     if order.device == "cpu":
         keep_freed_memory()
     run_job(job, order)
+
+
+def _end_with_parent() -> None:
+    """Where the study is killed, its jobs do not go on unseen; what is on the disk is whole."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def finished(folder: Path, experiment: str) -> list[Result]:
@@ -227,7 +250,7 @@ def finished(folder: Path, experiment: str) -> list[Result]:
         raise InputError(
             f"{place}: no job is done yet. Run: splitgrow paper {experiment} --data DIR"
         )
-    if any(_told(job["settings"]) != _told(found[0]["settings"]) for job in found):
+    if not all(_compare(one, other) for one, other in combinations(found, 2)):
         raise InputError(
             f"{place}: these jobs were run with different settings, and do not compare. "
             "Run each setting with a --folder of its own."

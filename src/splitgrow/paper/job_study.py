@@ -217,10 +217,11 @@ class Study:
 
     def _cut(self, net: nn.Module, number: int) -> nn.Module:
         how = cast("How", self.job.method)
-        setting, example = self.setting, self.bench.example()
-        small = prune(net, example, how, setting.keep, floor=setting.floor)
+        example, keep = self.bench.example(), self.setting.keep
+        floor = self.setting.floor if how == "bn" else 0.0
+        small = prune(net, example, how, keep, floor=floor)
         if self.most is not None and count_parameters(small) < self.most:
-            small = prune_to(net, example, how, self.most, floor=setting.floor)
+            small = prune_to(net, example, how, self.most, floor=floor)
         if self.job.after == "retrain":
             with seeded(seed_of(self.job.seed, number, "retrain")), torch.no_grad():
                 reset(small)
