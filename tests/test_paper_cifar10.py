@@ -30,6 +30,7 @@ from splitgrow.paper.data import DataSet, ImageData
 from splitgrow.paper.job_runs import finished, key_of_fields
 from splitgrow.paper.job_study import NET, Study
 from splitgrow.paper.jobs import GROWN, UNIFORM
+from splitgrow.paper.training import Course
 from splitgrow.phase import Phase
 
 TINY = Setting(
@@ -313,6 +314,32 @@ def test_every_method_ends_with_a_net_of_the_size(method: str, small: None, tmp_
         assert all(point["params"] <= most for point in others)
 
 
+@pytest.mark.parametrize(
+    ("method", "after", "parts"),
+    [
+        ("splitting", "finetune", [1, 0.2, 1]),
+        ("l1", "finetune", [1, 0.2, 1]),
+        ("bn", "finetune", [1, 0.2, 1]),
+        ("random", "retrain", [1, 1, 1]),
+        ("uniform", "finetune", [1, 1]),
+    ],
+)
+def test_the_rate_after_a_split_or_a_cut(
+    method: str, after: Any, parts: list[float], small: None, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    found: list[float] = []
+    train = Bench._train
+
+    def recorded(bench: Bench, net: nn.Module, phase: Phase, course: Course, *rest: Any) -> None:
+        found.append(course.rate.highest)
+        train(bench, net, phase, course, *rest)
+
+    monkeypatch.setattr(Bench, "_train", recorded)
+    done(Job("vgg19", method, after), tmp_path, replace(TINY, restart=0.2, finish=1))
+    assert found == pytest.approx([TINY.rate_vgg19 * part for part in parts])
+
+
 def test_a_size_below_the_seed(small: None, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="before it grows"):
         done(Job("vgg19", "splitting"), tmp_path, replace(TINY, size=0.1))
@@ -324,7 +351,7 @@ def test_results_from_before_a_field_of_the_setting_was_there(small: None, tmp_p
     key = study.key_of(setting)
     path = tmp_path / "jobs" / f"{job.name}.json"
     older = json.loads(path.read_text())
-    for name in ("size", "floor", "max_growth"):
+    for name in ("size", "floor", "max_growth", "restart"):
         del older["settings"][name]
     path.write_text(json.dumps(older))
     assert done(job, tmp_path, setting) == first | {"settings": older["settings"]}  # as it was
@@ -409,9 +436,9 @@ def test_retraining_begins_with_fresh_weights(
     found: list[int] = []
     train = Bench.train
 
-    def recorded(bench: Bench, net: nn.Module, phase: Phase) -> None:
+    def recorded(bench: Bench, net: nn.Module, phase: Phase, **rest: Any) -> None:
         found.append(int(net.state_dict()["features.1.num_batches_tracked"]))
-        train(bench, net, phase)
+        train(bench, net, phase, **rest)
 
     monkeypatch.setattr(Bench, "train", recorded)
     done(Job("vgg19", "random", after), tmp_path)

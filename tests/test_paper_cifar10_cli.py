@@ -101,6 +101,10 @@ def test_the_whole_study_is_the_default(ordered: list[Any]) -> None:
     assert len({job.name for job in todo}) == len(todo)
 
 
+SHARES = [("--size", "size"), ("--step", "step"), ("--max-growth", "max_growth"),
+          ("--restart", "restart")]  # fmt: skip
+
+
 def test_nets_methods_and_schedule_can_be_chosen(ordered: list[Any]) -> None:
     words = ["--arch", "vgg19", "--method", "splitting", "--method", "random", "--seeds", "1",
              "--paper-schedule"]  # fmt: skip
@@ -113,8 +117,11 @@ def test_nets_methods_and_schedule_can_be_chosen(ordered: list[Any]) -> None:
     assert ordered[3].epochs == 3
     assert invoke("--largest", "0.02").exit_code == 0
     assert ordered[5].largest == 0.02
-    assert invoke("--max-growth", "0.6").exit_code == 0
-    assert ordered[7].max_growth == 0.6
+    for at, (option, name) in enumerate(SHARES):
+        assert invoke(option, "0.6").exit_code == 0
+        assert getattr(ordered[7 + 2 * at], name) == 0.6
+    assert invoke("--size", "0.01", "--finish", "6").exit_code == 0
+    assert (ordered[-1].size, ordered[-1].finish) == (0.01, 6)
 
 
 def test_learning_rates_go_with_the_batch(ordered: list[Any]) -> None:
@@ -130,8 +137,8 @@ def test_learning_rates_go_with_the_batch(ordered: list[Any]) -> None:
     [
         (["--arch", "resnet"], "--arch: expected mobilenet, vgg19, got resnet"),
         (["--method", "magic"], "--method: expected"),
-        (["--largest", "30"], "--largest: expected a share"),
-        (["--max-growth", "0"], "--max-growth: expected a share"),
+        (["--largest", "30"], "--largest: expected a share of the full net, in (0, 1], got 30"),
+        *(([option, "0"], f"{option}: expected a ") for option, _ in SHARES),
         (["--paper-schedule", "--quick"], "leave out --quick and --epochs"),
     ],
 )

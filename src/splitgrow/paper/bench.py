@@ -21,7 +21,9 @@ from splitgrow.phase import Phase
 
 # Fields of a setting that came later, with the values that leave a study as it was without them:
 # results that lack them are those of these values.
-LATER: Mapping[str, object] = {"max_growth": None, "floor": 0.0, "size": None}
+LATER: Mapping[str, object] = {
+    "max_growth": None, "floor": 0.0, "size": None, "restart": 1.0,
+}  # fmt: skip
 # Fields that only these methods look at: the results of others hold whatever they are.
 ONLY: Mapping[str, Sequence[str]] = {"floor": ("bn",)}
 Batch = tuple[Tensor, Tensor]  # inputs and labels
@@ -40,6 +42,8 @@ class Setting:
         epochs: of every phase: after every split, every cut, and for every net from scratch.
         shape: how the learning rate falls in a phase; see :class:`splitgrow.paper.training.Rate`.
         warm_up: share of a phase in which the rate rises.
+        restart: the highest rate after a split or a cut, as a part of that of the first phase.
+            Nets from fresh weights, and the last long training of each, have the whole.
         scored: samples of the training part that splitting indexes and steps are found on.
         lanczos: steps of Lanczos in scoring; None leaves that to :func:`splitgrow.score`.
         growth: share of the neurons that is split in a phase. Uniform widths grow by the same.
@@ -64,6 +68,7 @@ class Setting:
     batch: int = 256
     shape: str = "cosine"
     warm_up: float
+    restart: float = 1.0
     weight_decay: float
     scored: int = 4096
     scored_batch: int
@@ -114,23 +119,27 @@ class Bench(ABC, Generic[Part]):
 
     # ---- training -----------------------------------------------------------------------------
 
-    def train(self, net: nn.Module, phase: Phase) -> None:
-        """One phase."""
-        self.train_longer(net, phase, 1)
+    def train(
+        self,
+        net: nn.Module,
+        phase: Phase,
+        *,
+        phases: int = 1,
+        rate: float = 1.0,
+        sparse: Change | None = None,
+    ) -> None:
+        """As many epochs as that many phases have, under one fall of the learning rate.
 
-    def train_longer(self, net: nn.Module, phase: Phase, phases: int) -> None:
-        """As many epochs as that many phases have, under one fall of the learning rate."""
-        self._train(net, phase, self.course(net, phases), None)
+        ``rate`` is the highest one, as a part of the net's; ``sparse`` changes the gradients before
+        each step.
+        """
+        self._train(net, phase, self.course(net, phases, rate), sparse)
 
-    def train_sparsely(self, net: nn.Module, phase: Phase, sparse: Change, phases: int = 1) -> None:
-        """The same, and ``sparse`` changes the gradients before each step."""
-        self._train(net, phase, self.course(net, phases), sparse)
-
-    def course(self, net: nn.Module, phases: int = 1) -> Course:
+    def course(self, net: nn.Module, phases: int = 1, rate: float = 1.0) -> Course:
         """How long and how fast a net is trained."""
         setting = self.setting
-        rate = Rate(self.highest_rate(net), setting.shape, setting.warm_up)
-        return Course(self.samples, setting.batch, phases * setting.epochs, rate)
+        rates = Rate(rate * self.highest_rate(net), setting.shape, setting.warm_up)
+        return Course(self.samples, setting.batch, phases * setting.epochs, rates)
 
     @property
     @abstractmethod

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitgrow.errors import InputError
 from splitgrow.paper.options import (
     DATA,
     FOLDER,
@@ -23,6 +22,7 @@ from splitgrow.paper.options import (
     Phases,
     Quick,
     Redraw,
+    Restart,
     Seeds,
     Step,
     Workers,
@@ -64,6 +64,7 @@ def cifar10(
     finish: Finish = None,
     max_growth: MaxGrowth = None,
     step: Step = None,
+    restart: Restart = None,
     paper_schedule: PaperSchedule = False,  # noqa: FBT002  (typer makes it a flag)
     quick: Quick = False,  # noqa: FBT002
     redraw: Redraw = False,  # noqa: FBT002
@@ -86,14 +87,12 @@ def cifar10(
     from splitgrow.paper.job_runs import chosen
 
     figures.check_matplotlib()  # now, not after minutes of work
-    for option, share in (("--largest", largest), ("--size", size)):
-        if share is not None and not 0 < share <= 1:
-            raise InputError(f"{option}: expected a share of the full net, in (0, 1], got {share}.")
     console, place = Console(), folder / "cifar10"
     if not redraw:
         setting = scheduled(
             Setting(), paper_schedule=paper_schedule, quick=quick, epochs=epochs, phases=phases,
             largest=largest, size=size, finish=finish, max_growth=max_growth, step=step,
+            restart=restart,
         )  # fmt: skip
         if batch is not None:
             setting = setting.in_batches(batch)

@@ -92,7 +92,7 @@ class Study:
         method, rank, per = GROWN[job.method]
         step = None if setting.step is None else Relative(setting.step)
         result = grow(
-            self.net("seed"), train=bench.train, loss_fn=bench.loss_fn, batches=bench.scored,
+            self.net("seed"), train=self._train_on, loss_fn=bench.loss_fn, batches=bench.scored,
             example_inputs=bench.example(), evaluate=self._judged, method=method,
             policy=Policy(
                 fraction=setting.growth, max_growth=setting.max_growth, rank=rank, per=per,
@@ -103,7 +103,7 @@ class Study:
             until=Budget(
                 phases=setting.phases, params=self.most, metric=("share", self._enough)
             ),
-            finish=partial(bench.train_longer, phases=setting.finish) if setting.finish else None,
+            finish=partial(bench.train, phases=setting.finish) if setting.finish else None,
             run_dir=self.folder, resume=True, seed=job.seed,
         )  # fmt: skip
         epochs, points = 0, []
@@ -118,6 +118,16 @@ class Study:
         size = self.setting.size
         return self.setting.largest if size is None else SIZE_REACHED * size
 
+    def _train_on(self, net: nn.Module, phase: Phase, phases: int = 1) -> None:
+        """A phase of growth or pruning; the first of all has nothing to train on from."""
+        job, setting = self.job, self.setting
+        goes_on = phase.number > 0 and job.after == "finetune"
+        sparse = partial(add_sparsity_gradient, sparsity=setting.sparsity)
+        self.bench.train(
+            net, phase, phases=phases, rate=setting.restart if goes_on else 1.0,
+            sparse=sparse if job.method == "bn" else None,
+        )  # fmt: skip
+
     def _judged(self, net: nn.Module) -> dict[str, float]:
         share = count_parameters(net) / self.full.params
         return {**self.bench.metrics(net), "share": share}
@@ -125,7 +135,7 @@ class Study:
     # ---- the full net -------------------------------------------------------------------------
 
     def _full(self) -> list[Point]:
-        train = partial(self.bench.train_longer, phases=self.bench.full_phases)
+        train = partial(self.bench.train, phases=self.bench.full_phases)
         return [self._trained(self.net("full"), train, 0, before=0)]
 
     # ---- uniform widths -----------------------------------------------------------------------
@@ -138,7 +148,7 @@ class Study:
         long = self.job.method == "uniform-long"
         for k in (every[::-LONG_EVERY][::-1] if long else every)[len(points) :]:
             phases = k + 1 + (self.setting.finish if k == every[-1] else 0) if long else 1
-            train = partial(self.bench.train_longer, phases=phases)
+            train = partial(self.bench.train, phases=phases)
             points.append(self._trained(self._uniform_net(k), train, k, before=0))
             write_file(file, json.dumps(points).encode())
         points[-1]["finished"] = long and self.setting.finish > 0
@@ -194,13 +204,13 @@ class Study:
 
     def _train_and_keep(self, net: nn.Module, points: list[Point]) -> None:
         before = points[-1]["epochs"] if points else 0
-        train = partial(self._pruning_train, phases=1 if points else self.bench.full_phases)
+        train = partial(self._train_on, phases=1 if points else self.bench.full_phases)
         points.append(self._trained(net, train, len(points), before))
         self._keep(net, points)
 
     def _finish(self, net: nn.Module, points: list[Point]) -> None:
         """Without a gradient of sparsity: no cut follows."""
-        train = partial(self.bench.train_longer, phases=self.setting.finish)
+        train = partial(self.bench.train, phases=self.setting.finish)
         point = self._trained(net, train, len(points), points[-1]["epochs"])
         points.append(point | {"finished": True})
         self._keep(net, points)
@@ -226,13 +236,6 @@ class Study:
             with seeded(seed_of(self.job.seed, number, "retrain")), torch.no_grad():
                 reset(small)
         return small
-
-    def _pruning_train(self, net: nn.Module, phase: Phase, phases: int) -> None:
-        if self.job.method == "bn":
-            sparse = partial(add_sparsity_gradient, sparsity=self.setting.sparsity)
-            self.bench.train_sparsely(net, phase, sparse, phases)
-        else:
-            self.bench.train_longer(net, phase, phases)
 
     # ---- one net ------------------------------------------------------------------------------
 

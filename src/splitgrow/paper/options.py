@@ -29,10 +29,21 @@ Step = Annotated[
     float | None,
     typer.Option(help="How far offspring part, as a part of their length; by default searched."),
 ]
+Restart = Annotated[
+    float | None,
+    typer.Option(help="The highest rate after a split or a cut, as a part of the first phase's."),
+]
 MaxGrowth = Annotated[
     float | None,
     typer.Option(help="No layer grows by more than this share of itself in a phase; 1: any."),
 ]
+SHARES = {  # fields of a setting that are one, in the words of their options
+    "largest": "share of the full net",
+    "size": "share of the full net",
+    "step": "part of a neuron's length",
+    "max_growth": "share of a layer",
+    "restart": "part of the highest rate",
+}
 FOLDER = Path("runs/paper")
 DATA = Path("data")
 AnySetting = TypeVar("AnySetting", bound=Any)  # of a study of jobs: has paper(), quick() and epochs
@@ -49,22 +60,15 @@ def device_named(wanted: str | None) -> str:
 
 
 def scheduled(
-    setting: AnySetting,
-    *,
-    paper_schedule: bool,
-    quick: bool,
-    step: float | None = None,
-    max_growth: float | None = None,
-    **given: float | None,
+    setting: AnySetting, *, paper_schedule: bool, quick: bool, **given: float | None
 ) -> AnySetting:
     """A study's setting with the schedule that was asked for; ``given`` are fields of it."""
     if paper_schedule and (quick or given.get("epochs")):
         raise InputError("--paper-schedule: it sets the epochs; leave out --quick and --epochs.")
-    if step is not None and not 0 < step < 1:
-        raise InputError(f"--step: expected a part of a neuron's length, in (0, 1), got {step}.")
+    asked = {name: value for name, value in given.items() if value is not None}
+    for name, words in SHARES.items():
+        if not 0 < asked.get(name, 1) <= 1:
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"{option}: expected a {words}, in (0, 1], got {asked[name]}.")
     made = setting.paper() if paper_schedule else setting
-    made = made.quick() if quick else made
-    if max_growth is not None and not 0 < max_growth <= 1:
-        raise InputError(f"--max-growth: expected a share of a layer, in (0, 1], got {max_growth}.")
-    asked = {**given, "step": step, "max_growth": max_growth}
-    return replace(made, **{name: value for name, value in asked.items() if value is not None})
+    return replace(made.quick() if quick else made, **asked)
