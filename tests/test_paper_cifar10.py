@@ -271,7 +271,7 @@ def test_the_last_net_of_growth_is_finished(method: str, small: None, tmp_path: 
 def test_the_last_net_of_pruning_is_finished(
     method: str, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setting = replace(TINY, finish=3)
+    setting = replace(TINY, phases=None, finish=3, size=0.6)
     sparse: list[int] = []
     gradient = job_study.add_sparsity_gradient
     monkeypatch.setattr(
@@ -279,17 +279,19 @@ def test_the_last_net_of_pruning_is_finished(
     )
     found = done(Job("vgg19", method), tmp_path, setting)
     *pruned, last, finished = found["points"]
-    assert len(pruned) + 1 == TINY.phases
     assert finished["widths"] == last["widths"]
-    assert column(found, "finished") == [False] * TINY.phases + [True]
+    assert column(found, "finished") == [False] * (len(pruned) + 1) + [True]
     assert finished["epochs"] == last["epochs"] + 3 * TINY.epochs
-    assert len(sparse) == (TINY.phases * TINY.epochs * 3 if method == "bn" else 0)  # not at the end
+    steps = last["epochs"] * 3  # not at the end
+    assert len(sparse) == (steps if method == "bn" else 0)
+    plain = done(Job("vgg19", method), tmp_path, replace(setting, size=None))
+    assert not any(column(plain, "finished"))
 
 
 def test_a_job_killed_at_its_end_finishes_its_last_net(
     small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, setting = Job("vgg19", "l1"), replace(TINY, finish=1)
+    job, setting = Job("vgg19", "l1"), replace(TINY, finish=1, size=0.6, keep=0.5)
     trained: list[int] = []
     train = Bench._train
     monkeypatch.setattr(Bench, "_train", killed_at(2, train, trained))
@@ -318,8 +320,8 @@ def test_every_method_ends_with_a_net_of_the_size(method: str, small: None, tmp_
     ("method", "after", "parts"),
     [
         ("splitting", "finetune", [1, 0.2, 1]),
-        ("l1", "finetune", [1, 0.2, 1]),
-        ("bn", "finetune", [1, 0.2, 1]),
+        ("l1", "finetune", [1, 0.2]),
+        ("bn", "finetune", [1, 0.2]),
         ("random", "retrain", [1, 1, 1]),
         ("uniform", "finetune", [1, 1]),
     ],
@@ -340,9 +342,13 @@ def test_the_rate_after_a_split_or_a_cut(
     assert found == pytest.approx([TINY.rate_vgg19 * part for part in parts])
 
 
-def test_a_size_below_the_seed(small: None, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="before it grows"):
-        done(Job("vgg19", "splitting"), tmp_path, replace(TINY, size=0.1))
+@pytest.mark.parametrize("method", ["splitting", "uniform-long", "l1"])
+def test_a_size_below_the_seed(method: str, small: None, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"size: 0\.1 of .*vgg19 has .* at least 0\.\d+") as caught:
+        done(Job("vgg19", method), tmp_path, replace(TINY, size=0.1))
+    least = float(str(caught.value).rpartition("least ")[2].rstrip("."))
+    found = done(Job("vgg19", "uniform"), tmp_path, replace(TINY, size=least))
+    assert len(found["points"]) == 1
 
 
 def test_results_from_before_a_field_of_the_setting_was_there(small: None, tmp_path: Path) -> None:
@@ -536,11 +542,13 @@ if __name__ == "__main__":
     (tmp_path / "killed.py").write_text(code)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
     running = subprocess.Popen([sys.executable, tmp_path / "killed.py"], env=environment)
-    assert until((tmp_path / "pid").exists)
-    job = int((tmp_path / "pid").read_text())
-    assert is_running(job)
-    running.kill()
-    running.wait()
+    try:
+        assert until((tmp_path / "pid").exists)
+        job = int((tmp_path / "pid").read_text())
+        assert is_running(job)
+    finally:
+        running.kill()
+        running.wait()
     assert until(lambda: not is_running(job))
 
 

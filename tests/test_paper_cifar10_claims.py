@@ -285,6 +285,18 @@ def test_nets_that_were_trained_to_the_end_are_compared() -> None:
     assert "Nets trained to the end" in titles
 
 
+def test_a_job_whose_only_net_was_trained_to_the_end_is_drawn(tmp_path: Path) -> None:
+    alone = job("uniform-long", 0, points=[trained(0.1, 1.0, 10, finished=True)])
+    assert effort_curve(alone) == ([pytest.approx(1.0)], [0.8])
+    assert cf.draw([job("splitting", 0.8), alone], tmp_path)
+
+
+def test_a_split_that_changed_nothing_is_drawn(tmp_path: Path) -> None:
+    split = {"predicted": -1e-3, "measured": 0.0, "step": 0.1, "neurons": 3}
+    nets = [point(share, 0.8, split=split) for share in GROWN]
+    assert cf.draw([job("splitting", 0, points=nets)], tmp_path)
+
+
 # --- figures ---------------------------------------------------------------------------------
 
 NAMES = ("figure3", "macs", "effort", "selections", "structures", "gain")

@@ -140,6 +140,7 @@ def test_learning_rates_go_with_the_batch(ordered: list[Any]) -> None:
         (["--largest", "30"], "--largest: expected a share of the full net, in (0, 1], got 30"),
         *(([option, "0"], f"{option}: expected a ") for option, _ in SHARES),
         (["--paper-schedule", "--quick"], "leave out --quick and --epochs"),
+        (["--size", "0.01", "--phases", "4"], "--size: all methods end there; leave out"),
     ],
 )
 def test_wrong_choices_are_refused(ordered: list[Any], words: list[str], message: str) -> None:

@@ -23,7 +23,16 @@ from splitgrow.paper.jobs import GROWN
 from splitgrow.paper.kws import Job, best, order, study, summary, tables
 from splitgrow.paper.kws_bench import Bench, Setting, accuracy, build
 from splitgrow.paper.results import rounded
-from splitgrow.paper.speech import BANDS, FRAMES
+from splitgrow.paper.speech import (
+    BANDS,
+    CLIP,
+    FRAMES,
+    LogMel,
+    encode,
+    recordings,
+    scaled,
+    shift_waves,
+)
 from splitgrow.paper.speech_parts import SILENCE, UNKNOWN, SpeechData, SpeechPart, official_shares
 from splitgrow.phase import Phase
 from splitgrow.zoo.kws import HELLO_EDGE, operations
@@ -168,6 +177,44 @@ def test_inputs_are_changed_each_time(bench: Bench) -> None:
     still = Bench(replace(TINY, shift=0, chance=0.0), clips(), CPU)
     plain, _ = still._inputs(still.train_part.rows(index))
     torch.testing.assert_close(still.changed(index), plain, atol=1e-3, rtol=1e-3)
+
+
+def spoken() -> SpeechData:
+    """Clips with waveforms: a tone for each class, and noise between them."""
+    generator = torch.Generator().manual_seed(5)
+    labels = torch.arange(36) % 12
+    tones = torch.sin(torch.arange(CLIP) * (0.05 + 0.1 * labels.view(-1, 1)))
+    hiss = 0.01 * torch.randn(len(labels), CLIP, generator=generator)
+    waves = ((0.3 * tones + hiss) * 32_767).to(torch.int16)
+    part = SpeechPart(encode(LogMel()(scaled(waves))), labels, waves)
+    noise = (3000 * torch.randn(40_000, generator=generator)).to(torch.int16)
+    return SpeechData(part, part, part, recordings([noise]))
+
+
+def test_waveforms_are_changed_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = torch.arange(16)
+    still = Bench(replace(TINY, shift=0, chance=0.0), spoken(), CPU)
+    plain, _ = still._inputs(still.train_part.rows(index))
+    assert (still.changed(index) - plain).abs().max() < 0.2  # which are rounded to 0.5 dB
+    bench = Bench(replace(TINY, chance=1.0, volume=1.0), spoken(), CPU)
+    for name in ("shift_frames", "mix_features"):
+        monkeypatch.setattr(kws_bench, name, None)
+    shifted: list[int] = []
+
+    def recorded(waves: Tensor, most: int) -> Tensor:
+        shifted.append(most)
+        return shift_waves(waves, most)
+
+    monkeypatch.setattr(kws_bench, "shift_waves", recorded)
+    first, second = bench.changed(index), bench.changed(index)
+    assert shifted == [TINY.shift * 320] * 2
+    assert first.shape == (16, 1, FRAMES, 10)
+    assert (first - second).abs().mean() > 0.1
+    assert (first - plain).abs().mean() > 0.1
+    torch.manual_seed(0)
+    net = build(DSCNN, "seed", 4)
+    bench.train(net, Phase())
+    assert all(p.isfinite().all() for p in net.parameters())
 
 
 def test_validation_has_the_official_shares(bench: Bench) -> None:

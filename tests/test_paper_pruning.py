@@ -322,7 +322,7 @@ def test_steps_of_pruning(build: Callable[[], nn.Module], how: Any) -> None:
 @every_net
 def test_pruned_to_a_number_of_parameters(build: Callable[[], nn.Module], how: Any) -> None:
     model = build()
-    channels = sum(widths(model).values())
+    channels = 24  # of both nets; a depthwise layer has those of the layer before it
     for most in (size(model) - 1, size(model) // 2, size(model) // 3):
         small = prune_to(model, X, how, most)
         nets = [prune(model, X, how, k / channels) for k in range(1, channels + 1)]
@@ -330,8 +330,17 @@ def test_pruned_to_a_number_of_parameters(build: Callable[[], nn.Module], how: A
         assert small(X).shape == (2, 5)
 
 
+def test_pruned_to_a_number_of_parameters_without_convolutions() -> None:
+    model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+    assert size(prune_to(model, torch.randn(2, 4), "bn", 100)) == 10 * (4 + 1 + 2 + 2) + 2
+
+
 def test_pruned_to_less_than_can_be() -> None:
+    with pytest.raises(InputError, match="model: expected a torch"):
+        prune_to("net", X, "l1", 10)  # type: ignore[type-var]
     model = vgg()
+    with pytest.raises(InputError, match=r"floor: expected a share .* got 1\.5"):
+        prune_to(model, X, "l1", 10, floor=1.5)
     with pytest.raises(InputError, match=r"least=2 and floor=0\.5, more than 10 parameters stay"):
         prune_to(model, X, "l1", 10, floor=0.5)
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from splitgrow.paper.jobs import WIDTH, Job, Size
+from splitgrow.paper.jobs import GROWN, PRUNED, WIDTH, Job, Size
 from splitgrow.paper.training import Course, Rate
 from splitgrow.phase import Phase
 
@@ -25,7 +25,15 @@ LATER: Mapping[str, object] = {
     "max_growth": None, "floor": 0.0, "size": None, "restart": 1.0,
 }  # fmt: skip
 # Fields that only these methods look at: the results of others hold whatever they are.
-ONLY: Mapping[str, Sequence[str]] = {"floor": ("bn",)}
+ONLY: Mapping[str, Sequence[str]] = {
+    "floor": ("bn",),
+    "sparsity": ("bn",),
+    "keep": PRUNED,
+    "lanczos": tuple(GROWN),
+    "max_growth": tuple(GROWN),
+    "step": tuple(GROWN),
+    "restart": (*GROWN, *PRUNED),
+}
 Batch = tuple[Tensor, Tensor]  # inputs and labels
 Change = Callable[[nn.Module], None]  # of a net's gradients, before a step
 Part = TypeVar("Part")  # of the data, as a study keeps it
@@ -53,14 +61,14 @@ class Setting:
         size: instead, all methods end with a net of this share: the last split, width or cut is as
             large as fits into it.
         sparsity: of the batch norms' scales, in training for "bn".
-        keep: share of the channels that a pruning step leaves; it ends with the first net that has
-            no more parameters than the seed.
+        keep: share of the channels that a pruning step leaves; without a ``size`` pruning ends with
+            the first net that has no more parameters than the seed.
         floor: share of its channels that each layer keeps at least in a pruning step by the scales
             of batch norms. The L1 norm takes the same share of every layer anyway.
         phases: at most so many nets in a job.
-        finish: for how many more phases the last net of growth or pruning is trained, under one
-            fall of the learning rate; "uniform-long" has as many more. It is told of before and
-            after that.
+        finish: for how many more phases the last net of growth is trained, under one fall of the
+            learning rate; "uniform-long" has as many more, and where there is a ``size``, the last
+            net of pruning too. It is told of before and after that.
         width: channels of the seed.
     """
 

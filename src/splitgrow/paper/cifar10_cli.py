@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from splitgrow.errors import InputError
 from splitgrow.paper.options import (
     DATA,
     FOLDER,
@@ -87,6 +88,8 @@ def cifar10(
     from splitgrow.paper.job_runs import chosen
 
     figures.check_matplotlib()  # now, not after minutes of work
+    if size is not None and (largest is not None or phases is not None or quick):
+        raise InputError("--size: all methods end there; leave out --largest, --phases, --quick.")
     console, place = Console(), folder / "cifar10"
     if not redraw:
         setting = scheduled(

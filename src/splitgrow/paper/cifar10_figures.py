@@ -27,7 +27,7 @@ ORDER = [(arch, after) for after in AFTERS for arch in ARCHS]  # the paper's pan
 FIGURE_3 = ("splitting", "random", "uniform", "uniform-long", "l1", "bn")
 MACS = (*SPLITTING, "uniform", "l1", "bn")
 STRUCTURES = (*SPLITTING, "bn")
-TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+TICKS = [digit * 10.0**power for power in range(-2, 4) for digit in (1, 2, 5)]
 
 
 def draw(jobs: Jobs, folder: Path) -> list[Path]:
@@ -135,7 +135,7 @@ def _selections(groups: Groups, path: Path) -> list[Path]:
         ):
             _accuracy(ax, groups[key], share_of(axis), SPLITTING)
             ax.set_title(_title(i, key))
-        legend(figure, axes.flat)
+        legend(figure, axes.flat, title_of(*(groups[key] for key in keys)))
     return both(path)
 
 
@@ -277,6 +277,7 @@ def _gain(ax: Axes, members: Members) -> None:
             look = LOOKS[method]
             ax.plot(x, y, color=look["color"], ls="none", marker=look["marker"], ms=4, mew=0,
                     alpha=0.7, label=look["label"])  # fmt: skip
+    sizes = [size for size in sizes if size > 0]
     least, most = (min(sizes), 1.5 * max(sizes)) if sizes else (0.1, 1.0)
     ends = (min(predicted) / 1.5, max(predicted) * 1.5) if predicted else (0.1, 1.0)
     fall = np.geomspace(*ends)

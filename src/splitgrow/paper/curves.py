@@ -77,14 +77,20 @@ def name_of(group: Group) -> str:
 
 
 def curve_of(job: Mapping[str, Any], axis: str, unit: float = 1.0) -> Curve:
-    """Rising sizes in units, and accuracies; of equal sizes the last net's.
+    """Rising sizes in units, and accuracies."""
+    return curve_at(job, [point[axis] / unit for point in job["points"]])
+
+
+def curve_at(job: Mapping[str, Any], places: Sequence[float]) -> Curve:
+    """Rising places of a job's nets, and accuracies; of equal places the last net's.
 
     Without those that were trained on at the end, if there are others: no net in between was.
     """
-    points = [point for point in job["points"] if not point.get("finished")] or job["points"]
-    by_size = {point[axis] / unit: point["accuracy"] for point in points}
-    sizes = sorted(by_size)
-    return sizes, [by_size[size] for size in sizes]
+    pairs = list(zip(places, job["points"], strict=True))
+    shown = [pair for pair in pairs if not pair[1].get("finished")] or pairs
+    accuracies = {place: point["accuracy"] for place, point in shown}
+    rising = sorted(accuracies)
+    return rising, [accuracies[place] for place in rising]
 
 
 def accuracy_on(curve: Curve, size: float) -> float | None:

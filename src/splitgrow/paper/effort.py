@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
-from splitgrow.paper.curves import Curve, Jobs, cell
+from splitgrow.paper.curves import Curve, Jobs, cell, curve_at
 from splitgrow.paper.job_claims import by_method, new_table, percent
 from splitgrow.paper.jobs import FULL, UNIFORM
 
@@ -34,17 +34,15 @@ def efforts(job: Mapping[str, Any]) -> list[float]:
 
 
 def effort_curve(job: Mapping[str, Any]) -> Curve:
-    """Rising efforts, and accuracies; without the nets that were trained on at the end."""
-    pairs = zip(efforts(job), job["points"], strict=True)
-    found = sorted((e, p["accuracy"]) for e, p in pairs if not p.get("finished"))
-    return [effort for effort, _ in found], [accuracy for _, accuracy in found]
+    """Rising efforts, and accuracies."""
+    return curve_at(job, efforts(job))
 
 
 def finished(jobs: Jobs) -> list[dict[str, Any]]:
     """By group and method, the last nets of those jobs that trained them to the end."""
     found = []
     for (group, method), members in by_method(jobs).items():
-        ends = [job for job in members if any(net.get("finished") for net in job["points"][-1:])]
+        ends = [job for job in members if job["points"] and job["points"][-1].get("finished")]
         if ends:
             nets = [job["points"][-1] for job in ends]
             accuracies = {

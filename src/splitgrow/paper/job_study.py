@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from splitgrow.checkpoint import load, read_metadata, save
 from splitgrow.cost import Cost, CostModel
+from splitgrow.errors import InputError
 from splitgrow.files import clean, write_file
 from splitgrow.fresh import reset
 from splitgrow.grow import Train, grow
@@ -61,6 +62,7 @@ class Study:
 
     def points(self) -> list[Point]:
         """Every net, in the order in which they come about."""
+        self._check_size()
         self.folder.mkdir(parents=True, exist_ok=True)
         clean(self.folder)
         if self.job.method in GROWN:
@@ -80,6 +82,15 @@ class Study:
         """Parameters of the last net, where its size is given."""
         size = self.setting.size
         return None if size is None else round(size * self.full.params)
+
+    def _check_size(self) -> None:
+        least = count_parameters(self.net("seed"))
+        if self.most is not None and self.most < least:
+            raise InputError(
+                f"size: {self.setting.size} of the full net are {self.most:,} parameters, and the "
+                f"seed of {self.job.arch} has {least:,} already. Choose at least "
+                f"{ceil(1e5 * least / self.full.params) / 1e5:g}."
+            )
 
     def _is_last(self, points: Sequence[Point]) -> bool:
         """As many nets as there may be?"""
@@ -193,12 +204,14 @@ class Study:
         least = self.most or count_parameters(self.net("seed"))
         while points[-1]["params"] > least and not self._is_last(points):
             start = time.perf_counter()
-            net = self._cut(net, len(points))
+            small = self._cut(net, len(points))
             points[-1]["seconds"]["split"] = time.perf_counter() - start
-            if count_parameters(net) == points[-1]["params"]:
+            if count_parameters(small) == points[-1]["params"]:
                 break  # no layer can lose any more
+            net = small
             self._train_and_keep(net, points)
-        if self.setting.finish and not points[-1]["finished"]:
+        # Without a size to end with, the last net of pruning is the smallest, and of no interest.
+        if self.setting.finish and self.most is not None and not points[-1]["finished"]:
             self._finish(net, points)
         return points
 
@@ -266,7 +279,7 @@ def _point(
 ) -> Point:
     """One net in numbers. Scoring, split or cut are those that follow it.
 
-    The last net of growth comes twice where it is trained on at the end: before and after that.
+    A last net that is trained on at the end comes twice: before and after that.
     """
     return {
         "params": cost.params,

@@ -15,7 +15,17 @@ from splitgrow.paper import bench
 from splitgrow.paper.bench import Batch, Change, batches, share_right
 from splitgrow.paper.depthwise_kernels import depthwise_kernels, layout_for
 from splitgrow.paper.jobs import WIDTH, Job, Size, channels
-from splitgrow.paper.speech import decibels, fit_mfcc, mix_features, shift_frames
+from splitgrow.paper.speech import (
+    HOP,
+    LogMel,
+    decibels,
+    fit_mfcc,
+    mix_features,
+    mix_waves,
+    scaled,
+    shift_frames,
+    shift_waves,
+)
 from splitgrow.paper.speech_parts import SpeechData, SpeechPart, official_shares, row_weights
 from splitgrow.paper.training import Course, adamw
 from splitgrow.phase import Phase
@@ -113,6 +123,8 @@ class Bench(bench.Bench[Batch]):
         self.train_part = _moved(_some(data.train, setting.clips), device)
         self.mfcc = fit_mfcc(self.train_part.codes)
         self.noise = decibels(data.silence.to(device))
+        self.recordings = None if data.noise is None else data.noise.to(device)
+        self.log_mel = LogMel().to(device)
         self._reached = row_weights(self.train_part.labels, setting.share).double().cumsum(0)
         self.validation = self._inputs(_some(official_shares(data.val), setting.tested))
         self.test = self._inputs(_some(data.test, setting.tested))
@@ -185,13 +197,17 @@ class Bench(bench.Bench[Batch]):
         )
 
     def changed(self, rows: Tensor) -> Tensor:
-        """MFCCs (B, 1, 49, 10) of clips of the training part, moved in time and with noise."""
-        setting = self.setting
-        codes = shift_frames(self.train_part.codes[rows], setting.shift)
-        heard = mix_features(
-            decibels(codes), self.noise, chance=setting.chance, volume=setting.volume
-        )
-        return self.mfcc(heard)
+        """MFCCs (B, 1, 49, 10) of clips of the training part, moved in time and with noise.
+
+        That is done to waveforms where there are any, and to their features otherwise.
+        """
+        waves, setting = self.train_part.waves, self.setting
+        mixed: dict[str, Any] = {"chance": setting.chance, "volume": setting.volume}
+        if waves is None or self.recordings is None:
+            codes = shift_frames(self.train_part.codes[rows], setting.shift)
+            return self.mfcc(mix_features(decibels(codes), self.noise, **mixed))
+        moved = scaled(shift_waves(waves[rows], HOP * setting.shift))
+        return self.mfcc(self.log_mel(mix_waves(moved, self.recordings, **mixed)))
 
     # ---- evaluation ---------------------------------------------------------------------------
 
@@ -222,4 +238,5 @@ def _some(part: SpeechPart, count: int | None) -> SpeechPart:
 
 
 def _moved(part: SpeechPart, device: torch.device) -> SpeechPart:
-    return SpeechPart(part.codes.to(device), part.labels.to(device))
+    waves = None if part.waves is None else part.waves.to(device)
+    return SpeechPart(part.codes.to(device), part.labels.to(device), waves)

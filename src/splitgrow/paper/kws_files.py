@@ -70,7 +70,8 @@ def read_files(folder: Path, settings: Mapping[str, Any]) -> list[Row]:
     if not file.exists():
         return []
     found: dict[str, Any] = json.loads(file.read_text())
-    return list(found["files"]) if found["settings"] == settings else []
+    alike = key_of_fields(found["settings"]) == key_of_fields(settings)
+    return list(found["files"]) if alike else []
 
 
 def _exported(job: Job, run: Path, last: Point) -> Iterator[Row]:

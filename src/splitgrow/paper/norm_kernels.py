@@ -25,7 +25,7 @@ CHANNELS = 16  # of a program that adds up the parts
 def join_norms(net: nn.Module) -> None:
     """Compute each batch norm with the ReLU that follows it in an ``nn.Sequential``, in place.
 
-    For a net on a GPU that trains in half precision; any other is left as it is.
+    For a net on a GPU; any other is left as it is.
     """
     if not have_kernels() or not _on_gpu(net):
         return

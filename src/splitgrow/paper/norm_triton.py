@@ -85,7 +85,8 @@ def applied(
     inside = (row < rows)[:, None] & known[None, :]
     at = row[:, None] * channels + channel[None, :]
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    value = tl.maximum(value * factor[None, :] + shift[None, :], 0.0)
+    value = value * factor[None, :] + shift[None, :]
+    value = tl.where(value < 0.0, 0.0, value)  # NaN stays, that a diverged net shows
     tl.store(result + at, value, mask=inside)
 
 

@@ -23,7 +23,7 @@ Phases = Annotated[int | None, typer.Option(min=1, help="At most so many nets in
 Batch = Annotated[int | None, typer.Option(min=1, help="Samples in a step of training.")]
 Finish = Annotated[
     int | None,
-    typer.Option(min=1, help="Train the last net of growth for so many more phases, in one go."),
+    typer.Option(min=1, help="Train the last net for so many more phases, in one go."),
 ]
 Step = Annotated[
     float | None,

@@ -96,7 +96,13 @@ def prune_to(
     least: int = 2,
     floor: float = 0.0,
 ) -> Model:
-    """``prune`` with the largest ``keep`` that leaves at most so many parameters."""
+    """``prune`` with the largest ``keep`` that leaves at most so many parameters.
+
+    It is a whole number of the channels that can be cut.
+    """
+    _check(model, how, 1.0, least, floor)
+    layers = _channels(copy.deepcopy(model), Call.from_example(example_inputs), how)
+    total = sum(len(layer.scores) for layer in layers)
 
     def small(channels: int) -> Model:
         return prune(model, example_inputs, how, channels / total, least=least, floor=floor)
@@ -104,7 +110,6 @@ def prune_to(
     def fits(channels: int) -> bool:
         return sum(p.numel() for p in small(channels).parameters()) <= most
 
-    total = sum(widths(model).values())
     low, high = max(1, ceil(floor * total)), total + 1
     if not fits(low):
         raise InputError(

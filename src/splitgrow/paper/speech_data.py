@@ -9,6 +9,7 @@ import hashlib
 import json
 import wave
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +42,8 @@ _SEED = 59185  # of the crops of silence
 
 
 def speech_commands(folder: Path, *, cache: Path | None = None) -> SpeechData:
-    """Features of what is in a folder: the packed ones if they are there, else its wav files."""
-    return read_packed(folder) if packed_path(folder) else read_clips(folder, cache=cache)
+    """The packed features of a folder if they are there, else its wav files."""
+    return read_packed(folder) if packed_path(folder) else read_waves(folder, cache=cache)
 
 
 def read_clips(folder: Path, *, cache: Path | None = None) -> SpeechData:
@@ -61,12 +62,12 @@ def read_clips(folder: Path, *, cache: Path | None = None) -> SpeechData:
     """
     selection = select(folder)
     if cache is None:
-        return _read(selection, _features)
+        return _features(selection)
     path, key = cache / f"{folder.resolve().name}-logmel.npz", _key(selection)
     found = read_cache(path, key)
     if found is None:
         make_folder(cache)  # before the work, so that a wrong one is known early
-        found = _read(selection, _features)
+        found = _features(selection)
         write_cache(path, key, found)
     return found
 
@@ -82,53 +83,54 @@ def _key(selection: Selection) -> str:
     return hashlib.sha256(json.dumps(contents).encode()).hexdigest()
 
 
-def read_waves(folder: Path) -> SpeechData:
+def read_waves(folder: Path, *, cache: Path | None = None) -> SpeechData:
     """The same clips as ``read_clips``, with their waveforms: 32 kB each, in memory."""
-    return _read(select(folder), _features_and_waves)
+    features = read_clips(folder, cache=cache)
+    waves, noise = _read(select(folder), _joined)
+    return _data(lambda part: replace(getattr(features, part), waves=waves[part]), noise)
 
 
 # --- the clips themselves -----------------------------------------------------------------
 
-_MakePart = Callable[[Iterator[Tensor], Tensor], SpeechPart]
+_OfChunks = Callable[[Iterator[Tensor]], Tensor]
 
 
-def _read(selection: Selection, make: _MakePart) -> SpeechData:
-    """All parts of a folder. Every file that cannot be used is named, not just the first."""
+def _read(selection: Selection, make: _OfChunks) -> tuple[dict[Part, Tensor], Recordings]:
+    """What is made of the clips of each part, and the noise.
+
+    Every file that cannot be used is named, not just the first.
+    """
     problems: list[str] = []
     pieces = [_samples(selection.folder, file, problems) for file in selection.noise]
     _check_lengths(selection, pieces, problems)
     _refuse(problems)
     noise = recordings(pieces)
-    made = {}
-    for part in Part:
-        labels = [file.label for file in selection.clips[part]]
-        labels += [SILENCE] * selection.silence(part)
-        chunks = _chunks(selection, part, noise, problems)
-        made[part] = make(chunks, torch.tensor(labels))
+    made = {part: make(_chunks(selection, part, noise, problems)) for part in Part}
     _refuse(problems)
-    waves = made[Part.TRAIN].waves
-    return SpeechData(
-        made[Part.TRAIN], made[Part.VAL], made[Part.TEST], None if waves is None else noise
-    )
+    return made, noise
 
 
-def _features(chunks: Iterator[Tensor], labels: Tensor) -> SpeechPart:
-    return SpeechPart(torch.cat([_encode(chunk) for chunk in chunks]), labels)
+def _data(made: Callable[[Part], SpeechPart], noise: Recordings | None = None) -> SpeechData:
+    return SpeechData(made(Part.TRAIN), made(Part.VAL), made(Part.TEST), noise)
 
 
-def _features_and_waves(chunks: Iterator[Tensor], labels: Tensor) -> SpeechPart:
-    waves = torch.empty(len(labels), CLIP, dtype=torch.int16)
-    codes, first = [], 0
-    for chunk in chunks:
-        waves[first : first + len(chunk)] = chunk
-        codes.append(_encode(chunk))
-        first += len(chunk)
-    return SpeechPart(torch.cat(codes), labels, waves)
+def _features(selection: Selection) -> SpeechData:
+    codes, _ = _read(selection, _encoded)
+    return _data(lambda part: SpeechPart(codes[part], _labels(selection, part)))
 
 
-def _encode(samples: Tensor) -> Tensor:
-    with torch.no_grad():
-        return encode(LogMel()(scaled(samples)))
+def _labels(selection: Selection, part: Part) -> Tensor:
+    words = [file.label for file in selection.clips[part]]
+    return torch.tensor(words + [SILENCE] * selection.silence(part))
+
+
+@torch.no_grad()
+def _encoded(chunks: Iterator[Tensor]) -> Tensor:
+    return torch.cat([encode(LogMel()(scaled(chunk))) for chunk in chunks])
+
+
+def _joined(chunks: Iterator[Tensor]) -> Tensor:
+    return torch.cat(list(chunks))
 
 
 def _chunks(
