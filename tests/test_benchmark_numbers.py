@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import sys
+import wave
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+import front_end
 import samples
 import scale
 
 from fake_scores import fake_scores
+from splitgrow.paper.speech_folder import official_part
+from splitgrow.paper.speech_parts import CLASSES
 
 
 def test_a_sample_is_compared_with_all_images() -> None:
@@ -53,3 +58,47 @@ def test_what_does_not_fit_ends_its_sweep(monkeypatch: pytest.MonkeyPatch) -> No
     found = [row for _, row in scale.run(cases, torch.device("cpu"))]
     assert [row["width"] for row in found] == [16, 32, 64]
     assert found[-1]["failed"] == "CUDA out of memory."
+
+
+def test_features_are_found_by_name_or_are_the_nearest_of_the_word(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    speakers = {"train": "026290a7", "test": "0c40e715"}  # by the official rule
+    paths = []
+    for word in ("yes", "no"):
+        for speaker in speakers.values():
+            path = tmp_path / word / f"{speaker}_nohash_1.wav"
+            path.parent.mkdir(exist_ok=True)
+            samples = 3000 * torch.randn(16_000, generator=generator)
+            with wave.open(str(path), "wb") as file:
+                file.setparams((1, 2, 16_000, 0, "NONE", ""))
+                file.writeframes(samples.to(torch.int16).numpy().tobytes())
+            paths.append(path)
+    parts = {
+        speaker: str(official_part(f"{speaker}_nohash_1.wav")) for speaker in speakers.values()
+    }
+    by_name = [path for path in paths if parts[path.name[:8]] != "test"]
+    tested = [path for path in paths if parts[path.name[:8]] == "test"]
+    assert len(by_name) == len(tested) == 2
+    words = ["no", "yes"]
+    x = torch.stack([front_end.codes_of(path) for path in by_name]).numpy()
+    x[0, 3, 4] += 2
+    packed = {
+        "x": x, "y": np.array([CLASSES.index(path.parent.name) for path in by_name]),
+        "split": np.array([front_end.PARTS.index(parts[path.name[:8]]) for path in by_name]),
+        "speaker": np.array([int(path.name[:8], 16) for path in by_name]),
+        "utterance": np.array([1, 1]), "words": np.array(words),
+        "word": np.array([words.index(path.parent.name) for path in by_name]),
+        "x_test": torch.stack([front_end.codes_of(path) for path in tested]).numpy(),
+        "y_test": np.array([CLASSES.index(path.parent.name) for path in tested]),
+    }  # fmt: skip
+    found = front_end.compare(packed, paths)
+    codes = 2 * 49 * 40
+    assert found == {
+        "files": 4, "in the part of the official rule": 4,
+        "found by name": {
+            "clips": 2, "codes": codes, "equal": codes - 1, "largest difference": 2,
+        },
+        "test, the nearest": {
+            "clips": 2, "codes": codes, "equal": codes, "largest difference": 0,
+        },
+    }  # fmt: skip

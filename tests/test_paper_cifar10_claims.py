@@ -16,6 +16,10 @@ import splitgrow as sg
 from splitgrow.paper import cifar10_claims as cc
 from splitgrow.paper import cifar10_figures as cf
 from splitgrow.paper.effort import effort_curve, efforts
+from splitgrow.paper.job_runs import finished
+from splitgrow.paper.results import rounded
+
+RESULTS = Path(__file__).parents[1] / "results" / "paper" / "cifar10"
 
 FULL = {"params": 1_000_000, "macs": 10_000_000}
 GROWN = (0.002, 0.004, 0.05, 0.35)  # shares of the full net
@@ -341,3 +345,11 @@ def test_the_line_is_the_mean_where_all_seeds_have_nets() -> None:
     assert (x[0], x[-1]) == (pytest.approx(2), pytest.approx(10))
     assert y[0] == pytest.approx(50 * (0.5 + 0.2 * log(2) / log(10) + 0.6))
     assert len(ax.lines) == 3  # and the nets of either seed
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(RESULTS.glob("**/claims.json")), ids=lambda path: path.parent.name
+)
+def test_committed_claims_are_those_of_the_committed_jobs(folder: Path) -> None:
+    committed = json.loads(folder.read_text())
+    assert committed == rounded(cc.claims(finished(folder.parent, "cifar10")))

@@ -17,7 +17,11 @@ from splitgrow.paper import kws_claims as kc
 from splitgrow.paper import kws_figures as kf
 from splitgrow.paper import kws_table as kt
 from splitgrow.paper.cli import app
+from splitgrow.paper.job_runs import finished
+from splitgrow.paper.results import rounded
 from splitgrow.zoo.kws import HELLO_EDGE
+
+RESULTS = Path(__file__).parents[1] / "results" / "paper" / "kws"
 
 SIZES = (3_196, 9_000, 60_000, 90_000, 250_000)
 PRUNED = (413_736, 200_000, 20_000, 3_000)
@@ -266,3 +270,11 @@ def test_files_become_claims_tables_and_figures(tmp_path: Path) -> None:
                     *(f"{n}.{kind}" for n in NAMES for kind in ("png", "svg"))}  # fmt: skip
     claims = json.loads((tmp_path / "kws" / "claims.json").read_text())
     assert {row["verdict"] for row in claims["reached"]} <= {"met", "missed", "open", None}
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(RESULTS.glob("**/claims.json")), ids=lambda path: path.parent.name
+)
+def test_committed_claims_are_those_of_the_committed_jobs(folder: Path) -> None:
+    committed = json.loads(folder.read_text())
+    assert committed == rounded(kc.claims(finished(folder.parent, "kws")))

@@ -52,7 +52,7 @@ def study(seeds: Iterable[int] = range(3), archs: Iterable[str] = ARCHS) -> list
         (("uniform-long",), "finetune", "relu", once),
         (("splitting", "l1", "bn", "random", "splitting-macs"), "finetune", "relu", every),
         (("uniform",), "finetune", "relu", every),
-        (("splitting-params",), "finetune", "relu", every),
+        (("splitting-params", "splitting-gain"), "finetune", "relu", every),
         (("splitting", "l1", "bn"), "retrain", "relu", every),
         (("splitting",), "finetune", "softplus", once),
     ]
