@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from typer.testing import CliRunner
 from splitgrow.errors import InputError
 from splitgrow.paper import cifar10, cifar10_cli, data
 from splitgrow.paper.cifar10_bench import Setting
-from splitgrow.paper.cifar10_jobs import Job, study
+from splitgrow.paper.cifar10_jobs import Job, study, study_of_ends
 from splitgrow.paper.cli import app
+from splitgrow.paper.jobs import GROWN
 
 
 def result(method: str, seed: int, gain: float, settings: dict[str, Any]) -> dict[str, Any]:
@@ -60,6 +62,63 @@ def test_files_become_claims_tables_and_figures(tmp_path: Path) -> None:
     }
 
 
+def ending(method: str, seed: int, gain: float, size: float) -> dict[str, Any]:
+    """A job whose last net has 40,000 or 80,000 parameters and was trained on for 60 epochs."""
+    found = result(method, seed, gain, {"epochs": 10, "size": size})
+    del found["points"][round(size * 50) :]
+    last = found["points"][-1]
+    end = {"accuracy": last["accuracy"] + 0.01, "epochs": last["epochs"] + 60, "finished": True}
+    found["points"].append({**last, **end, "split": None})
+    return found
+
+
+def write_sizes(folder: Path) -> None:
+    for size in (0.08, 0.06):
+        place = folder / "cifar10" / "sizes" / f"{size:g}" / "jobs"
+        place.mkdir(parents=True)
+        for method, gain in (("splitting", 0.05), ("l1", 0.0)):
+            for seed in (0, 1):
+                found = ending(method, seed, gain + 0.01 * seed, size)
+                (place / f"{method}-{seed}.json").write_text(json.dumps(found))
+
+
+def test_nets_of_several_sizes_are_compared(tmp_path: Path) -> None:
+    write_sizes(tmp_path)
+    outcome = invoke("--redraw", "--folder", str(tmp_path))
+    assert outcome.exit_code == 0, outcome.output
+    place = tmp_path / "cifar10" / "sizes"
+    claims = json.loads((place / "claims.json").read_text())
+    assert [row["size"] for row in claims["ends"]] == [0.06, 0.08]
+    splitting, l1 = claims["ends"][1]["nets"]
+    assert (splitting["method"], splitting["params"], splitting["epochs"]) == (
+        "splitting", 80_000, 100,
+    )  # fmt: skip
+    assert splitting["mean"] == pytest.approx(0.8 + 0.05 + 0.005 + 0.01)
+    assert splitting["effort"] == pytest.approx(10 * (0.01 + 0.02 + 0.04 + 0.08) + 60 * 0.08)
+    assert l1["splitting above"]["mean"] == pytest.approx(0.05)
+    assert l1["splitting above"]["pairs"] == 2
+    assert splitting["splitting above"] is None
+    # Between the sizes, a row of nets like any other.
+    row = claims["groups"]["vgg19, finetune, relu"]["accuracy"]["params"]["splitting"]
+    assert [cell is not None for cell in row] == [0.04 <= at <= 0.08 for at in claims["grid"]]
+    assert row[claims["grid"].index(0.05)]["mean"] == pytest.approx(
+        0.775 + 0.1 * log(0.05 / 0.04) / log(2) - 0.01
+    )
+    (time,) = [row for row in claims["time"] if row["method"] == "l1"]
+    assert time["train"] == 2 * (4 + 5) * 10.0
+    assert (place / "cifar10-effort.png").exists()
+    assert not (tmp_path / "cifar10" / "claims.json").exists()
+    assert "8% of the full net's parameters" in outcome.output
+
+
+def test_sizes_with_other_settings_are_not_compared(tmp_path: Path) -> None:
+    write_sizes(tmp_path)
+    for path in (tmp_path / "cifar10" / "sizes" / "0.06").rglob("*.json"):
+        path.write_text(path.read_text().replace('"epochs": 10, "size"', '"epochs": 20, "size"'))
+    outcome = invoke("--redraw", "--folder", str(tmp_path))
+    assert "run with other settings, too" in str(outcome.exception)
+
+
 def test_jobs_of_different_settings_are_not_compared(tmp_path: Path) -> None:
     write(tmp_path, [result("splitting", s, 0.0, {"epochs": s}) for s in (0, 1)])
     outcome = invoke("--redraw", "--folder", str(tmp_path))
@@ -79,11 +138,11 @@ def ordered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(data, "cifar10", lambda folder, download: None)
     monkeypatch.setattr(cifar10_cli, "show", lambda *_: None)
 
-    def run_jobs(todo: list[Job], setting: Setting, **_: Any) -> list[Any]:
-        found.extend([todo, setting])
+    def run_studies(todo: list[Job], settings: dict[Path, Setting], **_: Any) -> list[Any]:
+        found.extend([todo, *settings.values()])
         return []
 
-    monkeypatch.setattr(cifar10, "run_jobs", run_jobs)
+    monkeypatch.setattr(cifar10, "run_studies", run_studies)
     return found
 
 
@@ -105,6 +164,16 @@ SHARES = [("--size", "size"), ("--step", "step"), ("--max-growth", "max_growth")
           ("--restart", "restart")]  # fmt: skip
 
 
+def test_every_method_at_several_sizes(ordered: list[Any]) -> None:
+    words = ["--size", "0.01", "--size", "0.02", "--finish", "6", "--seeds", "2", "--batch", "64"]
+    assert invoke(*words).exit_code == 0
+    todo, *settings = ordered
+    assert todo == study_of_ends(range(2))
+    assert {job.method for job in todo} == {*GROWN, "uniform-long", "l1", "bn"}
+    assert [(s.size, s.finish, s.batch) for s in settings] == [(0.01, 6, 64), (0.02, 6, 64)]
+    assert settings[0].rate_vgg19 == Setting().in_batches(64).rate_vgg19
+
+
 def test_nets_methods_and_schedule_can_be_chosen(ordered: list[Any]) -> None:
     words = ["--arch", "vgg19", "--method", "splitting", "--method", "random", "--seeds", "1",
              "--paper-schedule"]  # fmt: skip
@@ -120,8 +189,6 @@ def test_nets_methods_and_schedule_can_be_chosen(ordered: list[Any]) -> None:
     for at, (option, name) in enumerate(SHARES):
         assert invoke(option, "0.6").exit_code == 0
         assert getattr(ordered[7 + 2 * at], name) == 0.6
-    assert invoke("--size", "0.01", "--finish", "6").exit_code == 0
-    assert (ordered[-1].size, ordered[-1].finish) == (0.01, 6)
 
 
 def test_learning_rates_go_with_the_batch(ordered: list[Any]) -> None:

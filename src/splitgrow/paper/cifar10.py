@@ -7,7 +7,7 @@ choose.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -48,6 +48,27 @@ def run_jobs(
     read: ReadData = cifar10,
     console: Console | None = None,
 ) -> list[Result]:
-    """The results of all jobs that can be done, in their order: see ``job_runs.run_jobs``."""
-    order = Order("cifar10", setting, data, folder, device, read, Bench)
-    return job_runs.run_jobs(jobs, order, workers, console)
+    """The results of all jobs that can be done, in their order: see ``job_runs.run_orders``."""
+    return run_studies(
+        jobs, {folder: setting}, data=data, device=device, workers=workers, read=read,
+        console=console,
+    )  # fmt: skip
+
+
+def run_studies(
+    jobs: Sequence[Job],
+    settings: Mapping[Path, Setting],
+    *,
+    data: Path,
+    device: str,
+    workers: int,
+    read: ReadData = cifar10,
+    console: Console | None = None,
+) -> list[Result]:
+    """The same jobs with each of several settings, whose results are in different folders."""
+    orders = [
+        Order("cifar10", setting, data, folder, device, read, Bench)
+        for folder, setting in settings.items()
+    ]
+    todo = [(job, order) for job in jobs for order in orders]
+    return job_runs.run_orders(todo, workers, console)

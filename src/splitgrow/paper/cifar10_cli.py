@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,7 +32,12 @@ from splitgrow.paper.options import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
+    from rich.table import Table
+
+    from splitgrow.paper.curves import Jobs
 
 Arch = Annotated[
     list[str] | None, typer.Option(help="mobilenet or vgg19, may be repeated; by default both.")
@@ -42,9 +47,13 @@ Largest = Annotated[
     float | None,
     typer.Option(help="Growth ends with a net of this share of the full one's parameters: 0.3."),
 ]
-Size = Annotated[
-    float | None,
-    typer.Option(help="All methods end with a net of this share of the full one's parameters."),
+Sizes = Annotated[
+    list[float] | None,
+    typer.Option(
+        "--size",
+        help="All methods end with a net of this share of the full one's parameters; may be "
+        "repeated.",
+    ),
 ]
 PaperSchedule = Annotated[
     bool, typer.Option("--paper-schedule", help="As published: 160 epochs a phase, batches of 64.")
@@ -61,7 +70,7 @@ def cifar10(
     batch: Batch = None,
     phases: Phases = None,
     largest: Largest = None,
-    size: Size = None,
+    sizes: Sizes = None,
     finish: Finish = None,
     max_growth: MaxGrowth = None,
     step: Step = None,
@@ -81,43 +90,66 @@ def cifar10(
     from rich.console import Console
 
     from splitgrow.paper import figures
-    from splitgrow.paper.cifar10 import run_jobs
+    from splitgrow.paper.cifar10 import run_studies
     from splitgrow.paper.cifar10_bench import Setting
-    from splitgrow.paper.cifar10_jobs import study
+    from splitgrow.paper.cifar10_ends import folder_of
+    from splitgrow.paper.cifar10_jobs import study, study_of_ends
     from splitgrow.paper.data import cifar10 as read
     from splitgrow.paper.job_runs import chosen
 
     figures.check_matplotlib()  # now, not after minutes of work
-    if size is not None and (largest is not None or phases is not None or quick):
+    if sizes and (largest is not None or phases is not None or quick):
         raise InputError("--size: all methods end there; leave out --largest, --phases, --quick.")
     console, place = Console(), folder / "cifar10"
     if not redraw:
         setting = scheduled(
             Setting(), paper_schedule=paper_schedule, quick=quick, epochs=epochs, phases=phases,
-            largest=largest, size=size, finish=finish, max_growth=max_growth, step=step,
-            restart=restart,
+            largest=largest, finish=finish, max_growth=max_growth, step=step, restart=restart,
         )  # fmt: skip
         if batch is not None:
             setting = setting.in_batches(batch)
-        todo = chosen(study(range(1 if quick else seeds)), arch, method)
+        every = study_of_ends(range(seeds)) if sizes else study(range(1 if quick else seeds))
+        places = {
+            folder_of(place, size): scheduled(setting, paper_schedule=False, quick=False, size=size)
+            for size in sizes or ()
+        }
+        todo = chosen(every, arch, method)
         read(data, download=download)  # now, with a good error, and not in every process
-        run_jobs(
-            todo, setting, data=data, folder=place, device=device_named(device), workers=workers,
-            console=console,
+        run_studies(
+            todo, places or {place: setting}, data=data, device=device_named(device),
+            workers=workers, console=console,
         )  # fmt: skip
     show(place, console)
 
 
 def show(place: Path, console: Console) -> None:
     """Claims, tables and figures of all jobs that are done."""
-    from splitgrow.files import write_file
-    from splitgrow.paper import cifar10_claims, cifar10_figures
+    from splitgrow.paper import cifar10_claims, cifar10_ends
     from splitgrow.paper.job_runs import finished
+
+    by_size = cifar10_ends.read(place)
+    if by_size:
+        found = cifar10_ends.claims(by_size)
+        ends = cifar10_ends.joined(by_size)
+        _show(found, cifar10_ends.tables, ends, place / cifar10_ends.PLACE, console)
+    if not by_size or (place / "jobs").exists():
+        jobs = finished(place, "cifar10")
+        _show(cifar10_claims.claims(jobs), cifar10_claims.tables, jobs, place, console)
+
+
+def _show(
+    found: dict[str, Any],
+    tables: Callable[[dict[str, Any]], list[Table]],
+    jobs: Jobs,
+    place: Path,
+    console: Console,
+) -> None:
+    from splitgrow.files import write_file
+    from splitgrow.paper import cifar10_figures
     from splitgrow.paper.results import rounded
 
-    jobs = finished(place, "cifar10")
-    claims = rounded(cifar10_claims.claims(jobs))
-    for table in cifar10_claims.tables(claims):
+    claims = rounded(found)
+    for table in tables(claims):
         console.print(table)
     path = place / "claims.json"
     write_file(path, (json.dumps(claims, indent=1, allow_nan=False) + "\n").encode())

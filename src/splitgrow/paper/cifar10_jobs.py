@@ -41,6 +41,12 @@ def jobs(
     ]
 
 
+def study_of_ends(seeds: Iterable[int] = range(3), archs: Iterable[str] = ARCHS) -> list[Job]:
+    """The jobs of the study of nets of given sizes: the longest ones of each seed first."""
+    methods = ("l1", "bn", "uniform-long", *GROWN)
+    return [Job(arch, method, seed=seed) for seed, method, arch in product(seeds, methods, archs)]
+
+
 def study(seeds: Iterable[int] = range(3), archs: Iterable[str] = ARCHS) -> list[Job]:
     """The jobs of the whole study: the longest one, then the most important ones first.
 

@@ -67,6 +67,9 @@ class Order:
     origin: str | None = None
 
 
+Ordered = tuple[Job, Order]
+
+
 def run_job(job: Job, order: Order) -> Result:
     """The nets of a job, from its file if that is there, and else computed."""
     setting, folder, device = order.setting, order.folder, order.device
@@ -176,38 +179,46 @@ class _Running:
 def run_jobs(
     jobs: Sequence[Job], order: Order, workers: int, console: Console | None = None
 ) -> list[Result]:
+    """The results of all jobs that can be done, in their order: see ``run_orders``."""
+    return run_orders([(job, order) for job in jobs], workers, console)
+
+
+def run_orders(
+    todo: Sequence[Ordered], workers: int, console: Console | None = None
+) -> list[Result]:
     """The results of all jobs that can be done, in their order.
 
     A job that fails is reported with its name, and its result is missing. Each job has a process
     of its own with one thread, so that not even one that is killed takes others with it.
 
     Args:
-        jobs: what to do; those that are done already only give their results.
-        order: the same for all.
+        todo: what to do; jobs that are done already only give their results.
         workers: processes at a time.
         console: told of every job that ends; by default on the error stream.
     """
-    _check(jobs, workers)
-    waiting = deque(job for job in jobs if _stored(job, order.setting, order.folder) is None)
-    _run_all(waiting, order, workers, console or Console(stderr=True))
-    found = (_stored(job, order.setting, order.folder) for job in jobs)
+    _check(todo, workers)
+    waiting = deque(
+        (job, order) for job, order in todo if _stored(job, order.setting, order.folder) is None
+    )
+    _run_all(waiting, workers, console or Console(stderr=True))
+    found = (_stored(job, order.setting, order.folder) for job, order in todo)
     return [result for result in found if result is not None]
 
 
-def _check(jobs: Sequence[Job], workers: int) -> None:
+def _check(todo: Sequence[Ordered], workers: int) -> None:
     if workers < 1:
         raise InputError(f"workers: expected at least 1, got {workers}.")
-    names = [job.name for job in jobs]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    files = [_file_of(job, order.folder) for job, order in todo]
+    if twice := sorted({file.stem for file in files if files.count(file) > 1}):
         raise InputError(f"jobs: {', '.join(twice)} would be run twice. List each job once.")
 
 
-def _run_all(waiting: deque[Job], order: Order, workers: int, console: Console) -> None:
+def _run_all(waiting: deque[Ordered], workers: int, console: Console) -> None:
     running: dict[Any, _Running] = {}  # by what tells that a process has ended
     try:
         while waiting or running:
             while waiting and len(running) < workers:
-                started = _start(waiting.popleft(), order)
+                started = _start(*waiting.popleft())
                 running[started.process.sentinel] = started
             for sentinel in wait(list(running)):
                 ended = running.pop(sentinel)

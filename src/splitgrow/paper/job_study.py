@@ -157,7 +157,9 @@ class Study:
         points: list[Point] = json.loads(file.read_text()) if file.exists() else []
         every = self._uniform_steps()
         long = self.job.method == "uniform-long"
-        for k in (every[::-LONG_EVERY][::-1] if long else every)[len(points) :]:
+        if long:  # where there is a size, nets on the way to it are not compared
+            every = every[-1:] if self.most else every[::-LONG_EVERY][::-1]
+        for k in every[len(points) :]:
             phases = k + 1 + (self.setting.finish if k == every[-1] else 0) if long else 1
             train = partial(self.bench.train, phases=phases)
             points.append(self._trained(self._uniform_net(k), train, k, before=0))

@@ -162,7 +162,7 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
     if found["targets"]:
         shown.append(job_claims.targets_table(found["targets"], size_words))
     if found["finished"]:
-        shown.append(effort.finished_table(found["finished"]))
+        shown.append(effort.ends_table("Nets trained to the end", found["finished"]))
     for name, group in found["groups"].items():
         for axis, words in AXES.items():
             title = f"{name}: test accuracy (%) against {words}"
