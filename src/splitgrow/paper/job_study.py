@@ -62,7 +62,8 @@ class Study:
 
     def points(self) -> list[Point]:
         """Every net, in the order in which they come about."""
-        self._check_size()
+        if self.most is not None:
+            self._check_size(self.most)
         self.folder.mkdir(parents=True, exist_ok=True)
         clean(self.folder)
         if self.job.method in GROWN:
@@ -83,11 +84,11 @@ class Study:
         size = self.setting.size
         return None if size is None else round(size * self.full.params)
 
-    def _check_size(self) -> None:
+    def _check_size(self, most: int) -> None:
         least = count_parameters(self.net("seed"))
-        if self.most is not None and self.most < least:
+        if most < least:
             raise InputError(
-                f"size: {self.setting.size} of the full net are {self.most:,} parameters, and the "
+                f"size: {self.setting.size} of the full net are {most:,} parameters, and the "
                 f"seed of {self.job.arch} has {least:,} already. Choose at least "
                 f"{ceil(1e5 * least / self.full.params) / 1e5:g}."
             )
