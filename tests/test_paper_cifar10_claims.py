@@ -287,7 +287,7 @@ def test_nets_that_were_trained_to_the_end_are_compared() -> None:
     assert first["effort"] == pytest.approx(1.0)
     assert second["std"] is None
     titles = [str(table.title) for table in cc.tables(found)]
-    assert "Nets trained to the end" in titles
+    assert f"{GROUP}: nets trained to the end" in titles
 
 
 def test_a_job_whose_only_net_was_trained_to_the_end_is_drawn(tmp_path: Path) -> None:

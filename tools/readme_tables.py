@@ -26,6 +26,7 @@ FILES = {
     "cifar10": CIFAR10 / "claims.json",
     "macs": CIFAR10 / "claims.json",
     "targets": CIFAR10 / "claims.json",
+    "ends": CIFAR10 / "sizes" / "claims.json",
     "trials": CIFAR10 / "trials",
 }
 SHARES = {  # of the full net
@@ -116,6 +117,24 @@ def targets(found: Any) -> str:
         net = row["group"].removesuffix(", relu")
         lines.append(f"| {net} | {row['target']} | {row['verdict']} | {number} "
                      f"| {met} of {len(row['sizes'])} |")  # fmt: skip
+    return "\n".join(lines)
+
+
+def ends(found: Any) -> str:
+    """The nets that every method ends with, size by size."""
+    lines = [
+        "| size | net | method | seeds | test % | parameters K | MACs M | epochs | effort |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in found["ends"]:
+        for net in row["nets"]:
+            spread = "" if net["std"] is None else f" ± {100 * net['std']:.1f}"
+            arch = net["group"].partition(",")[0]
+            lines.append(
+                f"| {100 * row['size']:g}% | {arch} | {net['method']} | {net['seeds']} "
+                f"| {100 * net['mean']:.1f}{spread} | {net['params'] / 1e3:.1f} "
+                f"| {net['macs'] / 1e6:.1f} | {net['epochs']:g} | {net['effort']:.2f} |"
+            )
     return "\n".join(lines)
 
 

@@ -103,8 +103,7 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
     shown = []
     if found["targets"]:
         shown.append(job_claims.targets_table(found["targets"], lambda _, size: _share(size)))
-    if found["finished"]:
-        shown.append(effort.ends_table("Nets trained to the end", found["finished"]))
+    shown += effort.ends_tables("nets trained to the end", found["finished"])
     for name, group in found["groups"].items():
         shown += _size_tables(found["grid"], name, group)
     return shown + job_claims.told_tables(found)

@@ -15,8 +15,8 @@ from rich.table import Table
 from splitgrow.errors import InputError
 from splitgrow.paper import cifar10_claims
 from splitgrow.paper.curves import Jobs
-from splitgrow.paper.effort import efforts, ends, ends_table
-from splitgrow.paper.job_claims import times
+from splitgrow.paper.effort import efforts, ends, ends_tables
+from splitgrow.paper.job_claims import times, told_tables
 from splitgrow.paper.job_runs import Result, finished
 
 PLACE = "sizes"  # in the folder of the study
@@ -75,7 +75,11 @@ def claims(by_size: Mapping[float, Jobs]) -> dict[str, Any]:
 def tables(found: Mapping[str, Any]) -> list[Table]:
     """The claims for the terminal: the nets of each size, then what they answer together."""
     shown = [
-        ends_table(f"{100 * row['size']:g}% of the full net's parameters", row["nets"])
+        table
         for row in found["ends"]
+        for table in ends_tables(
+            f"{100 * row['size']:g}% of the full net's parameters", row["nets"]
+        )
     ]
-    return shown + cifar10_claims.tables(found)
+    several = len(shown) > 1  # else there are no curves
+    return shown + (cifar10_claims.tables(found) if several else told_tables(found))

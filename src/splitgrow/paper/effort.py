@@ -68,18 +68,25 @@ def _last(seeds: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
     return {seed: job["points"][-1]["accuracy"] for seed, job in seeds.items()}
 
 
-def ends_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A line for each method."""
+def ends_tables(title: str, rows: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """A table for each group, with a line for each method."""
+    groups = dict.fromkeys(row["group"] for row in rows)
+    return [
+        _ends_table(f"{group}: {title}", [row for row in rows if row["group"] == group])
+        for group in groups
+    ]
+
+
+def _ends_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     table = new_table(
-        title, "nets", "method", "seeds", "test %", "splitting above it", "parameters K", "MACs M",
-        "epochs", "effort",
-        caption="means over the seeds, differences in points, paired by seed; effort: epochs of "
-        "the full net that cost as many MACs as all training up to this net",
+        title, "method", "n", "test %", "ahead", "params K", "MACs M", "epochs", "effort",
+        caption="means over n seeds; ahead: points of splitting above it, paired by seed; effort: "
+        "epochs of the full net that cost as many MACs as all training up to this net",
     )  # fmt: skip
     for row in rows:
         table.add_row(
-            row["group"], row["method"], str(row["seeds"]), percent(row),
-            points(row["splitting above"]), f"{row['params'] / 1e3:.1f}",
-            f"{row['macs'] / 1e6:.2f}", f"{row['epochs']:g}", f"{row['effort']:.2f}",
+            row["method"], str(row["seeds"]), percent(row), points(row["splitting above"]),
+            f"{row['params'] / 1e3:.1f}", f"{row['macs'] / 1e6:.2f}", f"{row['epochs']:g}",
+            f"{row['effort']:.2f}",
         )  # fmt: skip
     return table

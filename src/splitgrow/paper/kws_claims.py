@@ -161,8 +161,7 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
     shown = [_reached_table(found["reached"])] if found["reached"] else []
     if found["targets"]:
         shown.append(job_claims.targets_table(found["targets"], size_words))
-    if found["finished"]:
-        shown.append(effort.ends_table("Nets trained to the end", found["finished"]))
+    shown += effort.ends_tables("nets trained to the end", found["finished"])
     for name, group in found["groups"].items():
         for axis, words in AXES.items():
             title = f"{name}: test accuracy (%) against {words}"
