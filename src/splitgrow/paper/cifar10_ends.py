@@ -81,5 +81,5 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
             f"{100 * row['size']:g}% of the full net's parameters", row["nets"]
         )
     ]
-    several = len(shown) > 1  # else there are no curves
+    several = len(found["ends"]) > 1  # else there are no curves
     return shown + (cifar10_claims.tables(found) if several else told_tables(found))
