@@ -14,6 +14,7 @@ import splitgrow as sg
 from splitgrow import chunks, zoo
 from splitgrow.distributed import Team
 from splitgrow.spread import Spread
+from splitgrow.spread import errors as errors_of
 
 
 def loss_fn(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -137,10 +138,12 @@ def test_errors_tell_how_far_samples_differ() -> None:
     groups, samples, trials = 16, 64, 400
     population = torch.randn(trials, groups, samples, dtype=torch.float64) + 0.5
     forms = population.mean(dim=2) / groups  # (trials, groups): c_g
-    spread = Spread(trials, forms.device)
-    for g in range(groups):
-        spread.add(forms[:, g], samples)
-    errors = spread.error(Team(), "test")
+    spread, other = Spread(trials, forms.device), Spread(3, forms.device)
+    other.add(torch.ones(1, 3), [samples])
+    for some in forms.T.split(5):
+        spread.add(some, [samples] * len(some))
+    single, errors = errors_of([other, spread], Team(), "test")
+    assert single.isnan().all()  # one group alone says nothing
     truth = 1 / math.sqrt(groups * samples)
     assert errors.square().mean().sqrt().item() == pytest.approx(truth, rel=0.05)
     assert forms.sum(dim=1).std().item() == pytest.approx(truth, rel=0.1)

@@ -36,7 +36,7 @@ def pieces(evidence: list[Evidence], unit: Unit, analysis: Analysis) -> Iterator
         if not divisible:
             yield together.pop()
             continue
-        limit = _limit(together[0])
+        limit = max(map(limit_of, together[0].tensors()), default=CPU_PIECE)
         size = _largest(together[0].tensors())
         while evidence and _alike([together[0], evidence[0]], fixed):
             size += _largest(evidence[0].tensors())
@@ -67,8 +67,9 @@ def _rows(tensors: Sequence[Tensor]) -> int:
     return max(t.shape[0] for t in tensors)
 
 
-def _limit(evidence: Evidence) -> int:
-    return GPU_PIECE if any(t.is_cuda for t in evidence.tensors()) else CPU_PIECE
+def limit_of(tensor: Tensor) -> int:
+    """How large a piece may be where a tensor is."""
+    return GPU_PIECE if tensor.is_cuda else CPU_PIECE
 
 
 def _alike(evidence: Sequence[Evidence], fixed: Container[fx.Node]) -> bool:

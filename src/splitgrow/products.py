@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, fx
 
 from splitgrow.analysis import Analysis
@@ -78,27 +78,28 @@ class Products:
 
     def spread(self, vectors: Tensor, spread: Spread) -> None:
         """Add what each group of samples says of v_k^T S_k v_k: a batch, or a piece of one."""
-        forms: dict[tuple[int, int | None], Tensor] = {}
+        groups = [group for some in self._groups for group in some]
+        forms = torch.cat(
+            [self._forms(i, vectors).mul_(weight) for i, (weight, _) in enumerate(self.terms)]
+        )
         samples: Counter[tuple[int, int | None]] = Counter()
-        for i, (weight, _) in enumerate(self.terms):
-            for group, form in self._forms(i, vectors):
-                forms[group.key] = forms.get(group.key, 0) + weight * form
-                samples[group.key] += group.samples
-        for key, form in forms.items():
-            spread.add(form, samples[key])
+        for group in groups:
+            samples[group.key] += group.samples
+        if len(samples) < len(groups):  # several terms say something of the same group
+            row = {key: i for i, key in enumerate(samples)}
+            rows = torch.tensor([row[group.key] for group in groups], device=forms.device)
+            forms = forms.new_zeros(len(row), forms.shape[1]).index_add_(0, rows, forms)
+        spread.add(forms, list(samples.values()))
 
-    def _forms(self, i: int, vectors: Tensor) -> Iterator[tuple[Group, Tensor]]:
-        """v_k^T S_k v_k (width,) of each group in a term."""
+    def _forms(self, i: int, vectors: Tensor) -> Tensor:
+        """(groups, width) v_k^T S_k v_k of each group in a term."""
         groups, matrix = self._groups[i], self.terms[i][1]
         if matrix.has_forms:
-            rows = [g.rows for g in groups] if len(groups) > 1 else None
-            yield from zip(groups, matrix.forms(vectors, rows), strict=True)
-        elif i in self._joined:
-            fixed = self._setup.analysis.graph.constants
-            for group, part in zip(groups, groups_of(self._joined[i], fixed), strict=True):
-                yield group, _form(self._setup.matrix(self.unit, part), vectors)
-        else:
-            yield groups[0], _form(matrix, vectors)
+            return matrix.forms(vectors, [g.rows for g in groups] if len(groups) > 1 else None)
+        if i not in self._joined:
+            return _form(matrix, vectors)[None]
+        parts = groups_of(self._joined[i], self._setup.analysis.graph.constants)
+        return torch.stack([_form(self._setup.matrix(self.unit, e), vectors) for e in parts])
 
     @property
     def groups(self) -> int:

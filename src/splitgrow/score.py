@@ -16,10 +16,10 @@ from splitgrow.directions import Directions
 from splitgrow.distributed import APART, Team, bare, digest, team_of
 from splitgrow.errors import InputError
 from splitgrow.keep import keep
-from splitgrow.products import Products, Setup
+from splitgrow.products import Setup
 from splitgrow.scores import Scores, UnitScores
 from splitgrow.settle import Settle, settled
-from splitgrow.solve import Effort, solve
+from splitgrow.solve import Effort, Solving
 from splitgrow.state import Undo
 from splitgrow.tap import LossFn, Source
 from splitgrow.units import Unit, Units, find_units, named_tensors
@@ -162,10 +162,11 @@ def _score_all(source: Source, setup: Setup, effort: Effort, memory: int | None)
             loss, samples = kept.loss, kept.samples
             # From the last unit to the first: early layers have the largest images, and are solved
             # when the activations of the others are gone.
+            solving = Solving(setup, samples, effort)
             for unit in reversed(waiting[: len(kept.evidence)]):
-                products = Products(unit, kept.evidence.pop(unit.name), setup, samples)
-                found[unit.name] = solve(products, unit.vectors(tensors).detach(), effort)
-                del products
+                theta = unit.vectors(tensors).detach()
+                solving.take(unit, theta, kept.evidence.pop(unit.name))
+            found |= {scores.unit.name: scores for scores in solving.scores()}
         waiting = [unit for unit in waiting if unit.name not in found]
         if not waiting:
             in_order = {unit.name: found[unit.name] for unit in source.units}

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from splitgrow import span
+from splitgrow.chunks import limit_of
 from splitgrow.directions import Directions
 from splitgrow.distributed import Team
-from splitgrow.eigen import (
-    Eigenpairs,
-    Solver,
-    answered,
-    dense_solver,
-    lanczos_solver,
-    random_vector,
-)
-from splitgrow.products import Products
+from splitgrow.eigen import Eigenpairs, answered, dense_solver, random_vector
+from splitgrow.products import Products, Setup
 from splitgrow.scores import UnitScores
-from splitgrow.spread import Spread
+from splitgrow.spread import Spread, errors
+from splitgrow.tap import Evidence, bytes_of
+from splitgrow.together import Member, Together
 from splitgrow.units import Unit
 
 LANCZOS_STEPS = 8
@@ -48,31 +45,87 @@ class Effort:
         """Steps of Lanczos where it is used."""
         return self.steps or (LANCZOS_STEPS if self.start is None else WARM_STEPS)
 
-    def lanczos(self, unit: Unit, theta: Tensor) -> Solver:
-        """From the same random direction for all neurons of a unit, or close to a known one."""
+    def begin(self, unit: Unit, theta: Tensor) -> Tensor:
+        """(n, d): the same random direction for all neurons of a unit, or close to a known one."""
         n, d = theta.shape
         start = random_vector(d, seed=0).to(theta).expand(n, d)
-        if self.start is not None:
-            # Of an eigenvector alone Lanczos would see nothing else, be it the smallest or not.
-            start = self.start.of(unit).to(theta) + DOUBT * start / start.norm(dim=1)[:, None]
-        return lanczos_solver(start, self.products)
+        if self.start is None:
+            return start
+        # Of an eigenvector alone Lanczos would see nothing else, be it the smallest or not.
+        return self.start.of(unit).to(theta) + DOUBT * start / start.norm(dim=1)[:, None]
 
 
-def solve(products: Products, theta: Tensor, effort: Effort) -> UnitScores:
-    """The scores of a unit, whose neurons are theta (n, d), from products with its matrices."""
-    pairs, method = _eigenpairs(products, theta, effort)
-    team, place = products.team, products.unit.name
-    spread = Spread(len(theta), theta.device)
-    if method == "zero":
-        error = theta.new_zeros(len(theta))
-    else:
-        if team.sum(products.groups, place) > 1:
+@dataclass(frozen=True)
+class _Solved:
+    """A unit with its eigenpairs, and what tells their standard errors."""
+
+    unit: Unit
+    theta: Tensor
+    pairs: Eigenpairs
+    method: str
+    spread: Spread
+
+
+class Solving:
+    """Solves units as they come.
+
+    Those that Lanczos solves wait for each other, as long as all that they hold is no more than one
+    piece of the data of a large one; see :class:`splitgrow.together.Together`.
+    """
+
+    def __init__(self, setup: Setup, samples: int, effort: Effort) -> None:
+        self._setup, self._samples, self._effort = setup, samples, effort
+        self._waiting: list[Member] = []
+        self._room = 0  # that is left for others to wait, in bytes
+        self._solved: list[_Solved] = []
+
+    def take(self, unit: Unit, theta: Tensor, evidence: list[Evidence]) -> None:
+        """One more unit with its neurons theta (n, d); the evidence is taken out of the list."""
+        held = bytes_of(evidence) + self._effort.products * theta.nbytes
+        team = self._setup.team
+        held = team.sum(held, f"room for {unit.name}") // team.size
+        if held > self._room or not all(_are_alike(theta, m.theta) for m in self._waiting):
+            self._solve_waiting()
+            self._room = limit_of(theta)
+        products = Products(unit, evidence, self._setup, self._samples)
+        found = _without_lanczos(products, theta, self._effort)
+        if found is None:
+            self._waiting.append(Member(products, theta, self._effort.begin(unit, theta)))
+            self._room -= held
+        else:
+            self._keep(products, theta, *found)
+
+    def scores(self) -> Iterator[UnitScores]:
+        """Of all units that were taken."""
+        self._solve_waiting()
+        team = self._setup.team
+        found = errors([s.spread for s in self._solved], team, "standard errors")
+        for s, error in zip(self._solved, found, strict=True):
+            yield scores_of(s.unit, team, s.pairs, s.theta, error, s.method)
+
+    def _solve_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            pairs = Together(waiting).smallest(self._effort.products)
+            for member, own in zip(waiting, pairs, strict=True):
+                self._keep(member.products, member.theta, own, "lanczos")
+
+    def _keep(self, products: Products, theta: Tensor, pairs: Eigenpairs, method: str) -> None:
+        unit, spread = products.unit, Spread(len(theta), theta.device)
+        if method != "zero" and self._setup.team.sum(products.groups, unit.name) > 1:
             products.spread(pairs.vectors, spread)
-        error = spread.error(team, place).to(theta.dtype)
-    return scores_of(products.unit, team, pairs, theta, error, method)
+        self._solved.append(_Solved(unit, theta, pairs, method, spread))
 
 
-def _eigenpairs(products: Products, theta: Tensor, effort: Effort) -> tuple[Eigenpairs, str]:
+def _are_alike(one: Tensor, other: Tensor) -> bool:
+    """Can they be in one tensor?"""
+    return (one.dtype, one.device) == (other.dtype, other.device)
+
+
+def _without_lanczos(
+    products: Products, theta: Tensor, effort: Effort
+) -> tuple[Eigenpairs, str] | None:
+    """Where it is exact, or cheaper."""
     (n, d), unit, steps = theta.shape, products.unit, effort.products
     if products.team.every(products.is_zero, f"a product of {unit.name}"):
         return no_curvature(theta), "zero"
@@ -82,7 +135,7 @@ def _eigenpairs(products: Products, theta: Tensor, effort: Effort) -> tuple[Eige
         # It starts from nothing, so it takes as many steps as that needs.
         cold = replace(effort, start=None).products
         return span.Span(unit, products.terms, products.team).smallest(cold), "span"
-    return answered(effort.lanczos(unit, theta), products), "lanczos"
+    return None
 
 
 def no_curvature(theta: Tensor) -> Eigenpairs:
@@ -106,7 +159,11 @@ def _is_small(products: Products, d: int) -> bool:
 def scores_of(
     unit: Unit, team: Team, pairs: Eigenpairs, theta: Tensor, error: Tensor, method: str
 ) -> UnitScores:
-    """The same on all ranks: S is, but each machine may round its eigenvectors differently."""
+    """The same on all ranks: S is, but each machine may round its eigenvectors differently.
+
+    Where there is no curvature, there is no doubt of it.
+    """
     scales = theta.norm(dim=1)
+    error = theta.new_zeros(len(theta)) if method == "zero" else error.to(theta.dtype)
     team.first_((pairs.values, pairs.vectors, pairs.residuals, scales, error), unit.name)
     return UnitScores(unit, pairs.values, pairs.vectors, pairs.residuals, scales, method, error)

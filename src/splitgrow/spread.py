@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from splitgrow.distributed import Team
 
 
 class Spread:
-    r"""The standard error of lambda, from how it differs between groups of samples.
+    r"""What the standard errors of some neurons need, from how their indexes differ by group.
 
     Of G groups with n_g of the N samples each,
 
@@ -22,26 +24,24 @@ class Spread:
     """
 
     def __init__(self, width: int, device: torch.device) -> None:
-        zeros = torch.zeros(width, dtype=torch.float64, device=device)
-        self._sum, self._squares, self._crossed = zeros, zeros.clone(), zeros.clone()
-        # groups, their samples, and the squares of those
-        self._counts = torch.zeros(3, dtype=torch.float64, device=device)
+        # Of each neuron the sums over g of c, c^2, c n, 1, n, n^2.
+        self.sums = torch.zeros(6, width, dtype=torch.float64, device=device)
 
-    def add(self, form: Tensor, samples: int) -> None:
-        """One group: (width,) its c_g, and its n_g."""
-        form = form.double()
-        self._sum += form
-        self._squares += form**2
-        self._crossed += form * samples
-        self._counts += torch.tensor([1, samples, samples**2], device=form.device)
+    def add(self, forms: Tensor, samples: Sequence[int]) -> None:
+        """Some groups: (groups, width) their c_g, and the n_g of each."""
+        c = forms.double()
+        n = torch.tensor(samples, device=c.device).double()[:, None].expand_as(c)
+        self.sums += torch.stack([c, c * c, c * n, torch.ones_like(c), n, n * n]).sum(dim=1)
 
-    def error(self, team: Team, place: str) -> Tensor:
-        """(width,) over the groups of all ranks; nan where there is but one."""
-        sums = torch.cat([self._sum, self._squares, self._crossed, self._counts])
-        sums = team.add_(sums, place)
-        total, squares, crossed = sums[:-3].view(3, -1)
-        groups, samples, samples_squared = sums[-3:]
-        share = total / samples  # of one sample
-        spread = squares - 2 * share * crossed + share**2 * samples_squared
-        error = (groups / (groups - 1) * spread.clamp_min(0)).sqrt()
-        return torch.where(groups > 1, error, torch.nan)
+
+def errors(spreads: Sequence[Spread], team: Team, place: str) -> list[Tensor]:
+    """(width,) of each spread, over the groups of all ranks; nan where there is but one."""
+    if not spreads:
+        return []
+    sums = team.add_(torch.cat([spread.sums for spread in spreads], dim=1), place)
+    total, squares, crossed, groups, samples, samples_squared = sums
+    share = total / samples  # of one sample
+    spread = squares - 2 * share * crossed + share**2 * samples_squared
+    error = (groups / (groups - 1) * spread.clamp_min(0)).sqrt()
+    error = torch.where(groups > 1, error, torch.nan)
+    return list(error.split([spread.sums.shape[1] for spread in spreads]))

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitgrow.eigen import dense_solver
+from splitgrow.eigen import dense_solver, lanczos_solver
 from splitgrow.products import Products, Setup
 from splitgrow.scores import UnitScores
 from splitgrow.solve import Effort, no_curvature, scores_of
-from splitgrow.spread import Spread
+from splitgrow.spread import Spread, errors
 from splitgrow.tap import Source
 from splitgrow.units import Unit
 
@@ -38,8 +38,11 @@ class _Solving:
 
     def __init__(self, unit: Unit, theta: Tensor, effort: Effort) -> None:
         n, d = theta.shape
-        small = d <= effort.products
-        self._solver = dense_solver(n, d, theta) if small else effort.lanczos(unit, theta)
+        self._solver = (
+            dense_solver(n, d, theta)
+            if d <= effort.products
+            else lanczos_solver(effort.begin(unit, theta), effort.products)
+        )
         self.asked: Tensor | None = next(self._solver)
         self.pairs = no_curvature(theta)
         self.method = "zero"
@@ -89,12 +92,10 @@ class Stream:
                 zero = not team.any(name in seen.bent, f"a product of {name}")
                 total = team.add_(product, f"a product of {name}") / samples
                 solving[name].answer(total, zero=zero)
-        bent = {n: one.pairs.vectors for n, one in solving.items() if one.method != "zero"}
-        errors = {n: theta.new_zeros(len(theta)) for n, theta in thetas.items()}
-        errors |= self._errors(bent, samples)
+        spreads = self._spreads(solving, samples)
         found = {
-            n: scores_of(units[n], team, one.pairs, thetas[n], errors[n], one.method)
-            for n, one in solving.items()
+            n: scores_of(units[n], team, solving[n].pairs, thetas[n], error, solving[n].method)
+            for n, error in zip(solving, errors(spreads, team, "standard errors"), strict=True)
         }
         return found, loss, samples
 
@@ -111,17 +112,16 @@ class Stream:
                 del one  # its matrices, before those of the next are made
         return seen
 
-    def _errors(self, vectors: Mapping[str, Tensor], samples: int) -> dict[str, Tensor]:
-        """The standard errors of lambda, from one more pass."""
-        if not vectors:
-            return {}
+    def _spreads(self, solving: Mapping[str, _Solving], samples: int) -> list[Spread]:
+        """What the standard errors of lambda need, from one more pass."""
+        vectors = {name: one.pairs.vectors for name, one in solving.items()}
         spreads = {name: Spread(len(v), v.device) for name, v in vectors.items()}
-        for _, _, products in self._passed(list(vectors), of=samples):
+        bent = [name for name, one in solving.items() if one.method != "zero"]
+        for _, _, products in self._passed(bent, of=samples) if bent else ():
             for one in products:
                 one.spread(vectors[one.unit.name], spreads[one.unit.name])
                 del one
-        team = self.setup.team
-        return {n: s.error(team, n).to(vectors[n].dtype) for n, s in spreads.items()}
+        return list(spreads.values())
 
     def _passed(
         self, names: Sequence[str], of: int

@@ -70,6 +70,11 @@ class Evidence:
         return [t for t in held if isinstance(t, Tensor)]
 
 
+def bytes_of(evidence: Iterable[Evidence]) -> int:
+    """Of all activations and gradients."""
+    return sum(tensor.nbytes for one in evidence for tensor in one.tensors())
+
+
 @dataclass
 class _Record:
     """One call of the model: values to keep, and the tapped aliases."""
