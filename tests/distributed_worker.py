@@ -158,7 +158,9 @@ def settled(sizes: list[int], parts: list[int]) -> Any:
     return as_lists(sg.score(build("mlp"), mse, batches, settle=sg.Settle(0.9, count=2)))
 
 
-def grow_once(model: nn.Module, inner: nn.Module, batches: Any) -> tuple[Any, nn.Module]:
+def grow_once(
+    model: nn.Module, inner: nn.Module, batches: Any, columns: Any = "halved"
+) -> tuple[Any, nn.Module]:
     """A step of training, a split, another step: on the model as it is given, wrapped or not."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
@@ -174,7 +176,9 @@ def grow_once(model: nn.Module, inner: nn.Module, batches: Any) -> tuple[Any, nn
     step()
     units = sg.find_units(model, batches_of(batches)[0][0][:1])
     plan = sg.select(sg.score(model, mse, batches, units=units), fraction=0.4)
-    receipt = sg.split(model, plan, optimizer=optimizer, loss_fn=mse, batches=batches)
+    receipt = sg.split(
+        model, plan, columns=columns, optimizer=optimizer, loss_fn=mse, batches=batches
+    )
     if isinstance(model, DistributedDataParallel):
         model = sg.rewrap(model)
     step()
@@ -190,11 +194,9 @@ def batches_of(batches: Any) -> Batches:
     return batches.batches if isinstance(batches, sg.Shard) else batches
 
 
-def split(kind: str, sizes: list[int], parts: list[int]) -> Any:
-    inner = build(kind)
-    return grow_once(DistributedDataParallel(inner), inner, sg.Shard(my_part(data(sizes), parts)))[
-        0
-    ]
+def split(kind: str, sizes: list[int], parts: list[int], columns: str) -> Any:
+    inner, batches = build(kind), sg.Shard(my_part(data(sizes), parts))
+    return grow_once(DistributedDataParallel(inner), inner, batches, columns)[0]
 
 
 def prepared(kind: str = "mlp") -> tuple[nn.Module, sg.Shard, sg.SplitPlan]:

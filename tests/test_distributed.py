@@ -170,13 +170,14 @@ def test_ranks_of_different_lengths_settle_together(pair: Pair) -> None:
     assert 0 < found["samples"] <= 84
 
 
-def test_split_of_a_wrapped_model(pair: Pair) -> None:
+@pytest.mark.parametrize("columns", ["halved", "parted"])
+def test_split_of_a_wrapped_model(pair: Pair, columns: str) -> None:
     """DDP averages gradients over ranks, so one process with both batches in one does the same."""
     first, second = worker.data([8, 8])
     whole = (torch.cat([first[0], second[0]]), torch.cat([first[1], second[1]]))
     model = worker.build("mlp")
-    expected, _ = worker.grow_once(model, model, [whole])
-    found = pair.both("split", kind="mlp", sizes=[8, 8], parts=[1, 1])
+    expected, _ = worker.grow_once(model, model, [whole], columns)
+    found = pair.both("split", kind="mlp", sizes=[8, 8], parts=[1, 1], columns=columns)
     assert expected["params"][1] > expected["params"][0]
     assert_close(found, json.loads(json.dumps(expected)), 1e-7)
 

@@ -262,6 +262,21 @@ def test_a_net_without_curvature_is_splitting_stable() -> None:
     assert result.history.phases[0].loss > 0
 
 
+def test_the_stand_in_of_a_policy_is_that_of_the_scores() -> None:
+    """ReLU has no second derivative of its own."""
+    kinked = mlp(2, 3, 1, activation=nn.ReLU)
+    flat = grow(copy.deepcopy(kinked), policy=sg.Policy(count=2, stand_in=None))
+    assert flat.stopped == "stable"
+    found = {}
+    for beta in (1.0, 10.0):
+        policy = sg.Policy(count=2, stand_in=sg.Softplus(beta), step=0.01)
+        result = grow(copy.deepcopy(kinked), policy=policy, until=sg.Budget(phases=2))
+        split = result.history.phases[0].split
+        assert split is not None
+        found[beta] = split.predicted
+    assert found[1.0] != found[10.0]
+
+
 def test_a_threshold_that_no_neuron_is_below_is_splitting_stable() -> None:
     assert grow(policy=sg.Policy(count=2, threshold=-100.0)).stopped == "stable"
 

@@ -63,6 +63,7 @@ def test_caps_hold_what_each_unit_may_take() -> None:
         ({"step": "big"}, r"step: .*got 'big'"),
         ({"lanczos": 0}, r"lanczos: expected a whole number of at least 1, got 0"),
         ({"lanczos": 1.5}, r"lanczos: .*got 1.5"),
+        ({"stand_in": 3.0}, r"stand_in: expected splitgrow.Softplus\(3.0\) or the like, got 3.0"),
         ({"after": "rest"}, r"after: expected one of \('finetune', 'retrain'\), got 'rest'"),
     ],
 )

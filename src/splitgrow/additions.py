@@ -47,13 +47,13 @@ class Offspring:
         Columns that read a new neuron are 0, so that it has no effect until it is trained.
         """
         for name, tensor, plan in self.tensors():
-            for dim, sign in plan.readers:  # a parent's columns were halved
-                tensor.mul_(along(torch.where(sign == 1, 2.0, 1.0), dim, tensor))
+            for _, slot, sign in plan.readers:  # a parent's columns were halved
+                tensor.mul_(along(torch.where(sign == 1, 2.0, 1.0), slot.dim, tensor))
             for _, slot, sign in plan.moves:
                 fresh = self._fresh(name, tensor)
                 tensor.copy_(torch.where(_at(sign == -1, slot.dim, tensor), fresh, tensor))
-            for dim, sign in plan.readers:
-                tensor.masked_fill_(_at(sign == -1, dim, tensor), 0)
+            for _, slot, sign in plan.readers:
+                tensor.masked_fill_(_at(sign == -1, slot.dim, tensor), 0)
 
     def disturb(self, size: float) -> None:
         """The parameters of twins get noise, relative to the tensor's own scale."""
@@ -65,19 +65,17 @@ class Offspring:
     def give_effect(self, size: float, among: Collection[str] | None = None) -> None:
         """Columns that read new neurons get noise, relative to the tensor's own scale."""
         for name, tensor, plan in self.tensors():
-            for dim, sign in plan.readers if among is None or name in among else ():
+            for _, slot, sign in plan.readers if among is None or name in among else ():
                 noise = self._normal(tensor) * (size * tensor.square().mean().sqrt())
-                tensor.add_(noise * _at(sign == -1, dim, tensor))
+                tensor.add_(noise * _at(sign == -1, slot.dim, tensor))
 
     def masks(self) -> dict[str, Tensor]:
         """By parameter, 1 for entries that are a new neuron's or read one, 0 for the others."""
         found: dict[str, Tensor] = {}
         for name, tensor, plan in self.tensors():
             mask = torch.zeros_like(tensor, dtype=torch.bool)
-            for _, slot, sign in plan.moves:
+            for _, slot, sign in plan.moves + plan.readers:
                 mask |= _at(sign == -1, slot.dim, tensor)
-            for dim, sign in plan.readers:
-                mask |= _at(sign == -1, dim, tensor)
             found[name] = mask.to(tensor.dtype)
         return found
 
@@ -114,7 +112,7 @@ def _afresh(plans: Mapping[str, Regrowth]) -> Mapping[str, Regrowth]:
     """The parent keeps its state, and a new neuron starts with none."""
 
     def factors(plan: Regrowth) -> list[tuple[int, Tensor]]:
-        signs = [(slot.dim, sign) for _, slot, sign in plan.moves] + plan.readers
+        signs = [(slot.dim, sign) for _, slot, sign in plan.moves + plan.readers]
         return [(dim, torch.where(sign == -1, 0.0, 1.0)) for dim, sign in signs]
 
     return {name: replace(plan, offspring=factors(plan)) for name, plan in plans.items()}

@@ -72,13 +72,7 @@ class Grown:
     twin: int
     lambda_: float | None = None
     step: float | None = None
-
-    @property
-    def predicted(self) -> float | None:
-        """The change of the loss that theory expects of it."""
-        if self.lambda_ is None or self.step is None:
-            return None
-        return self.step**2 * self.lambda_ / 2
+    predicted: float | None = None  # the change of the loss that theory expects of it
 
 
 @dataclass(frozen=True)
@@ -270,7 +264,7 @@ def _scores(site: Site) -> Scores:
     neurons = sum(unit.width for unit in site.units)
     found = score(
         site.model, site.loss_fn, site.batches, units=site.units, steps=site.policy.lanczos,
-        settle=site.policy.settled(neurons), start=site.start,
+        settle=site.policy.settled(neurons), stand_in=site.policy.stand_in, start=site.start,
     )  # fmt: skip
     _check_scores(found)
     return found
@@ -299,8 +293,8 @@ def shuffled(entries: list[Entry], generator: torch.Generator) -> dict[str, list
 
 def _split_at(site: Site, plan: SplitPlan, step: float | Relative | None) -> Receipt:
     return split(
-        site.model, plan, step=step, optimizer=site.optimizer, loss_fn=site.loss_fn,
-        batches=site.batches,
+        site.model, plan, step=step, columns=site.policy.columns, optimizer=site.optimizer,
+        loss_fn=site.loss_fn, batches=site.batches,
     )  # fmt: skip
 
 
@@ -318,9 +312,10 @@ def _split_anyway(site: Site, plan: SplitPlan, *, known: bool) -> Growth:
 def _from_receipt(receipt: Receipt, *, relative: bool, known: bool) -> Growth:
     """``known``: are the indexes in the plan those of the directions?"""
     neurons = tuple(
-        Grown(o.unit, o.neuron, o.twin, o.lambda_ if known else None, o.step)
+        Grown(o.unit, o.neuron, o.twin, o.lambda_ if known else None, o.step,
+              o.predicted if known else None)
         for o in receipt.offspring
-    )
+    )  # fmt: skip
     return Growth(
         neurons, receipt.measured, receipt.loss, receipt.parity,
         step=receipt.step, relative=relative, predicted=receipt.predicted if known else None,

@@ -8,11 +8,12 @@ from math import isfinite
 from typing import Any, Literal, get_args
 
 from splitgrow.cost import Cost
+from splitgrow.curvature import Softplus
 from splitgrow.errors import InputError
 from splitgrow.scores import Rank
 from splitgrow.select import Caps, Limits, Per, check_selection, part_of
 from splitgrow.settle import Settle, is_share
-from splitgrow.split import Relative, check_step
+from splitgrow.split import Columns, Relative, check_columns, check_step
 
 After = Literal["finetune", "retrain"]
 Goal = tuple[str, float]  # a metric's name, and the value that is enough
@@ -34,10 +35,12 @@ class Policy:
         round_to: let the width of every unit that grows end at a multiple of this.
         step: the paper's epsilon, the same for every neuron; or ``Relative(0.3)``, a part of each
             neuron's length. By default it is searched.
+        columns: ``"halved"`` as in the paper, or ``"parted"``; see :func:`splitgrow.split`.
         lanczos: Lanczos steps of a scoring; see :func:`splitgrow.score`.
         settle: score no more of the batches than it takes to choose this share of the neurons as
             all batches would; see :class:`splitgrow.Settle`. By default all are scored. Neurons are
             compared by ``rank`` alone: what they cost, and limits, are not looked at for that.
+        stand_in: curvature for ReLU and other activations with kinks, in scoring alone.
         after: ``"finetune"`` trains the grown net on; ``"retrain"`` gives it fresh weights first.
     """
 
@@ -51,8 +54,10 @@ class Policy:
     max_growth: float | None = None
     round_to: int = 1
     step: float | Relative | None = None
+    columns: Columns = "halved"
     lanczos: int | None = None
     settle: float | None = None
+    stand_in: Softplus | None = Softplus()  # noqa: RUF009  (frozen)
     after: After = "finetune"
 
     def __post_init__(self) -> None:
@@ -62,8 +67,13 @@ class Policy:
         if self.after not in get_args(After):
             raise InputError(f"after: expected one of {get_args(After)}, got {self.after!r}.")
         check_step(self.step)
+        check_columns(self.columns)
         if self.settle is not None and not is_share(self.settle):
             raise InputError(f"settle: expected a share in (0, 1), got {self.settle!r}.")
+        if self.stand_in is not None and not isinstance(self.stand_in, Softplus):
+            raise InputError(
+                f"stand_in: expected splitgrow.Softplus(3.0) or the like, got {self.stand_in!r}."
+            )
         if self.lanczos is not None and not _is_whole(self.lanczos):
             raise InputError(
                 f"lanczos: expected a whole number of at least 1, got {self.lanczos!r}."

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from splitgrow.distributed import APART, Team, bare, retire, team_of
 from splitgrow.errors import InputError, LossError, PlanError, SplitRefused
 from splitgrow.optimizer import carry_state, check_optimizer
+from splitgrow.parting import Objective, Parting
 from splitgrow.plan import Entry, SplitPlan
 from splitgrow.select import is_number
 from splitgrow.state import Undo
@@ -27,6 +28,8 @@ from splitgrow.view import check_batches, check_loss_fn, mean_loss
 # Steps are searched among 10 ** (i / 4), as a fraction of each neuron's own length: from the
 # first i on, by two at a time, between the smallest and the largest.
 FIRST, SMALLEST, LARGEST = -8, -24, 0
+
+Columns = Literal["halved", "parted"]  # what reads a neuron, and then its offspring
 
 
 @dataclass(frozen=True)
@@ -42,13 +45,23 @@ class Relative:
 
 @dataclass(frozen=True)
 class Offspring:
-    """One neuron that became two: ``neuron`` (theta + step v) and ``twin`` (theta - step v)."""
+    """One neuron that became two: ``neuron`` (theta + step v) and ``twin`` (theta - step v).
+
+    ``slope`` is the change of the loss by the step, at 0: 0 where both are read alike, else
+    negative for a positive step and positive for a negative one.
+    """
 
     unit: str
     neuron: int
     twin: int
     lambda_: float
     step: float
+    slope: float = 0.0
+
+    @property
+    def predicted(self) -> float:
+        """The change of the loss that theory expects."""
+        return self.step * self.slope + self.step**2 * self.lambda_ / 2
 
 
 @dataclass(frozen=True)
@@ -58,7 +71,8 @@ class Receipt:
     Attributes:
         parity: largest change of an output at step 0, before the offspring part: rounding.
         step: the step taken: absolute if a number was given, else relative to each neuron's length.
-        predicted: sum of step_k^2 lambda_k / 2 over the neurons that were split.
+        predicted: sum of step_k^2 lambda_k / 2 over the neurons that were split, with parted
+            columns of step_k slope_k too.
         measured: change of the mean loss over the batches; None where none were given.
         loss: mean loss before the split; None where no batches were given.
         offspring: what was split into what, with each neuron's own step.
@@ -88,6 +102,7 @@ def split(
     plan: SplitPlan,
     *,
     step: float | Relative | None = None,
+    columns: Columns = "halved",
     optimizer: Optimizer | None = None,
     loss_fn: LossFn | None = None,
     batches: Iterable[Any] | None = None,
@@ -104,6 +119,11 @@ def split(
         plan: what ``select`` returned.
         step: the paper's epsilon, absolute and the same for every neuron; or ``Relative(0.3)``, a
             part of each neuron's length. Nothing is searched, and the loss may rise.
+        columns: ``"halved"``, the paper's: both offspring are read by half of each weight that read
+            the neuron. ``"parted"``: by w/2 + e and w/2 - e. At step 0 the model computes the same;
+            but the two are trained differently from the first step on, where else they part slowly,
+            and e is what they part fastest with. It takes five gradients on the batches, and the
+            loss may fall at first order: each neuron's step is along or against v, as that says.
         optimizer: its state follows the neurons; parameter groups and schedulers stay valid. One
             that is not given here, and has state, fails at its next step.
         loss_fn: ``loss_fn(model, batch)`` gives the mean loss of a batch.
@@ -116,26 +136,27 @@ def split(
     with team.guard("split"), torch.inference_mode(False), torch.no_grad(), Undo() as undo:
         _check_plan(model, plan)
         check_step(step)
-        _check_data(step, loss_fn, batches)
+        check_columns(columns)
+        _check_data(step, columns, loss_fn, batches)
         inner = bare(model)
-        _check_alike(inner, plan, step, team, undo)
+        _check_alike(inner, plan, {"step": repr(step), "columns": columns}, team, undo)
         operation = _Operation(inner, plan, step)
         if optimizer is not None:
             check_optimizer(optimizer, operation.parameters, operation.plans)
-        meter = None if batches is None else _Meter(inner, loss_fn, batches)
-        receipt = operation.perform(step, optimizer, meter, team)
+        objective = None if loss_fn is None or batches is None else Objective(loss_fn, batches)
+        receipt = operation.perform(step, columns, optimizer, objective, team)
         retire(model)
         return receipt
 
 
 def _check_alike(
-    model: nn.Module, plan: SplitPlan, step: float | Relative | None, team: Team, undo: Undo
+    model: nn.Module, plan: SplitPlan, settings: Mapping[str, str], team: Team, undo: Undo
 ) -> None:
     """All ranks are to do the same to the same model, with rank 0's buffers."""
     if team.size == 1:
         return
     way_out = "Select from the scores that all ranks got together, in the same way on every rank."
-    team.same("plan", {"neurons": plan.digest(), "step": repr(step)}, way_out)
+    team.same("plan", {"neurons": plan.digest(), **settings}, way_out)
     team.share_buffers(model, undo)
     team.same_model("model", model, APART)
 
@@ -151,11 +172,11 @@ def rehearse(
     team = team_of(batches)
     with team.guard("rehearse"), torch.inference_mode(False), torch.no_grad():
         _check_plan(model, plan)
-        operation, meter = _Operation(model, plan, None), _Meter(model, loss_fn, batches)
+        operation, meter = _Operation(model, plan, None), _Meter(model, Objective(loss_fn, batches))
         with Undo() as undo:
             try:
-                regrow(model, plan.units, operation.plans, undo)
-                mover = _Mover(operation.tensors, operation.offsets)
+                operation.regrow(undo)
+                mover = operation.mover()
                 changes = []
                 for step in steps:
                     mover.move(step)
@@ -187,6 +208,12 @@ def check_step(step: Any) -> None:
         )
 
 
+def check_columns(columns: Any) -> None:
+    """One of the ways to share them."""
+    if columns not in get_args(Columns):
+        raise InputError(f"columns: expected one of {get_args(Columns)}, got {columns!r}.")
+
+
 def is_relative(step: float | Relative | None) -> bool:
     """Is it in parts of each neuron's length, as a searched one is?"""
     return step is None or isinstance(step, Relative)
@@ -197,13 +224,20 @@ def _is_positive(number: Any) -> bool:
 
 
 def _check_data(
-    step: float | Relative | None, loss_fn: LossFn | None, batches: Iterable[Any] | None
+    step: float | Relative | None,
+    columns: Columns,
+    loss_fn: LossFn | None,
+    batches: Iterable[Any] | None,
 ) -> None:
     if (loss_fn is None) != (batches is None):
         raise InputError("give loss_fn= and batches= together, or neither.")
     if step is None and batches is None:
         raise InputError(
             "to search the step, give loss_fn= and batches=; or set it yourself with step=."
+        )
+    if columns == "parted" and batches is None:
+        raise InputError(
+            'columns: "parted" asks the loss what to part them by. Give loss_fn= and batches=.'
         )
     if loss_fn is not None:
         check_loss_fn(loss_fn)
@@ -214,8 +248,8 @@ def _check_data(
 class _Meter:
     """The change of the mean loss on the batches since the meter was made."""
 
-    def __init__(self, model: nn.Module, loss_fn: Any, batches: Iterable[Any]) -> None:
-        self._measure = partial(mean_loss, model, loss_fn, batches)
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
+        self._measure = partial(mean_loss, model, objective.loss_fn, objective.batches)
         self.loss = self._measure()
 
     def change(self) -> float:
@@ -248,32 +282,54 @@ class _Operation:
         self.plans = plan_regrowth(plan.units, plan.chosen)
         self.tensors = named_tensors(model)
         self.parameters = {n: t for n, t in self.tensors.items() if isinstance(t, nn.Parameter)}
-        self.shapes = {name: self.tensors[name].shape for name in self.plans}
+        self.old = {name: self.tensors[name].detach() for name in self.plans}
         self.size = self._count()
         # A searched step is relative to each neuron's length, a number that is given is absolute.
         self.unit_steps = _lengths(plan) if is_relative(step) else [1.0] * len(plan)
-        self.offsets = _offsets(plan, self.plans, self.tensors, self.unit_steps)
+        self.slopes = [0.0] * len(plan)  # of the loss, by v
         self.outputs = self._run_example()
 
     def perform(
         self,
         step: float | Relative | None,
+        columns: Columns,
         optimizer: Optimizer | None,
-        meter: _Meter | None,
+        objective: Objective | None,
         team: Team,
     ) -> Receipt:
         """Resize, find the step, move the offspring apart, carry the optimizer's state."""
+        meter = None if objective is None else _Meter(self.model, objective)
         with Undo() as undo, team.guard("the surgery"):
-            regrow(self.model, self.plan.units, self.plans, undo)
+            self.regrow(undo)
+            if columns == "parted" and objective is not None:
+                self._part(objective)
             parity = team.largest(self._parity(), "parity")
             taken = self._move(step, meter)
             if optimizer is not None:
-                carry_state(optimizer, self.shapes, self.parameters, self.plans, undo)
+                shapes = {name: tensor.shape for name, tensor in self.old.items()}
+                carry_state(optimizer, shapes, self.parameters, self.plans, undo)
             team.same_model("the split model", self.model, "Nothing was changed.")
             return self._receipt(parity, taken, None if meter is None else meter.loss)
 
+    def regrow(self, undo: Undo) -> None:
+        """Resize the model, at step 0."""
+        regrow(self.model, self.plan.units, self.plans, undo)
+
+    def mover(self) -> _Mover:
+        """Of the model as it is at step 0."""
+        return _Mover(self.tensors, _offsets(self.plan, self.plans, self.old, self.unit_steps))
+
+    def _part(self, objective: Objective) -> None:
+        """Share columns unequally, and turn to where the loss falls."""
+        units = [self.plan.units[name] for name in self.plan.chosen]
+        slopes = Parting(self.model, units, self.plans, self.old, objective).part()
+        self.slopes = [float(slopes[e.unit][e.neuron] @ e.direction.to(slopes[e.unit]))
+                       for e in self.plan]  # fmt: skip
+        signs = [-1.0 if slope > 0 else 1.0 for slope in self.slopes]
+        self.unit_steps = [s * sign for s, sign in zip(self.unit_steps, signs, strict=True)]
+
     def _move(self, step: float | Relative | None, meter: _Meter | None) -> _Step:
-        mover = _Mover(self.tensors, self.offsets)
+        mover = self.mover()
         if step is not None:
             size = step.fraction if isinstance(step, Relative) else step
             mover.move(size)
@@ -319,16 +375,17 @@ class _Operation:
     def _receipt(self, parity: float, taken: _Step, loss: float | None) -> Receipt:
         chosen, width = self.plan.chosen, {unit.name: unit.width for unit in self.plan.units}
 
-        def offspring(entry: Entry, unit_step: float) -> Offspring:
+        def offspring(entry: Entry, unit_step: float, slope: float) -> Offspring:
             twin = width[entry.unit] + chosen[entry.unit].index(entry.neuron)
-            return Offspring(entry.unit, entry.neuron, twin, entry.lambda_, taken.size * unit_step)
+            step = taken.size * unit_step
+            return Offspring(entry.unit, entry.neuron, twin, entry.lambda_, step, slope)
 
-        pairs = zip(self.plan, self.unit_steps, strict=True)
-        listed = tuple(offspring(entry, unit_step) for entry, unit_step in pairs)
+        facts = zip(self.plan, self.unit_steps, self.slopes, strict=True)
+        listed = tuple(offspring(*each) for each in facts)
         return Receipt(
             parity=parity,
             step=taken.size,
-            predicted=sum(o.step**2 * o.lambda_ / 2 for o in listed),
+            predicted=sum(o.predicted for o in listed),
             measured=taken.measured,
             loss=loss,
             offspring=listed,

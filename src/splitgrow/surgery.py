@@ -34,14 +34,14 @@ class Regrowth:
         halved: (dimension of columns, factor of each new entry, 1 or 1/2).
         offspring: (dimension of neurons, factor of each new entry's gradient, 1 or 1/2).
         moves: (unit, slot, sign of each new entry) where offspring part along theta.
-        readers: (dimension, sign of each new entry) of columns that read offspring.
+        readers: (unit, slot, sign of each new entry) of columns that read offspring.
     """
 
     gather: dict[int, Tensor] = field(default_factory=dict)
     halved: list[tuple[int, Tensor]] = field(default_factory=list)
     offspring: list[tuple[int, Tensor]] = field(default_factory=list)
     moves: list[tuple[Unit, Slot, Tensor]] = field(default_factory=list)
-    readers: list[tuple[int, Tensor]] = field(default_factory=list)
+    readers: list[tuple[Unit, Slot, Tensor]] = field(default_factory=list)
 
     def copy(self, tensor: Tensor) -> Tensor:
         """Entries duplicated, nothing scaled."""
@@ -51,7 +51,7 @@ class Regrowth:
 
     def value(self, tensor: Tensor) -> Tensor:
         """The tensor at step 0, in the old one's memory format: duplicated, columns halved."""
-        return _like(_scale(self.copy(tensor), self.halved), tensor)
+        return _like(scaled(self.copy(tensor), self.halved), tensor)
 
     def offset(self, tensor: Tensor, steps: Mapping[str, Tensor]) -> Tensor | None:
         """What +-steps add to the value; ``steps[unit]`` is (width, size), 0 where not split.
@@ -62,9 +62,26 @@ class Regrowth:
         total = None
         for unit, slot, sign in self.moves:
             rows = rows_of(unit, slot, steps[unit.name]).to(tensor)
-            moved = self.copy(slot.place(rows, tensor.shape)) * along(sign, slot.dim, tensor)
+            moved = self.apart(slot, sign, rows, tensor.shape)
             total = moved if total is None else total + moved
-        return None if total is None else _scale(total, self.halved)
+        return None if total is None else scaled(total, self.halved)
+
+    def apart(self, slot: Slot, sign: Tensor, rows: Tensor, shape: Sequence[int]) -> Tensor:
+        """+rows (width, m) at the first offspring's entries and -rows at its twin's.
+
+        ``shape`` is the tensor's before it grew.
+        """
+        placed = self.copy(slot.place(rows, shape))
+        return placed * along(sign, slot.dim, placed)
+
+    def difference(self, slot: Slot, sign: Tensor, wide: Tensor) -> Tensor:
+        """The transpose of ``apart``: (width, m), the first offspring's entries less its twin's."""
+        signed = wide * along(sign, slot.dim, wide)
+        for dim, index in self.gather.items():
+            shape = list(signed.shape)
+            shape[dim] = int(index.max()) + 1
+            signed = signed.new_zeros(shape).index_add_(dim, index.to(wide.device), signed)
+        return slot.rows(signed)
 
     def gradient_like(self, tensor: Tensor, degree: float) -> Tensor:
         """A tensor that scales as the gradient to the power ``degree``, such as momentum (1).
@@ -72,10 +89,11 @@ class Regrowth:
         An offspring's gradient is half its parent's, a column's is its parent's.
         """
         factors = [(dim, factor**degree) for dim, factor in self.offspring]
-        return _like(_scale(self.copy(tensor), factors), tensor)
+        return _like(scaled(self.copy(tensor), factors), tensor)
 
 
-def _scale(tensor: Tensor, factors: Sequence[tuple[int, Tensor]]) -> Tensor:
+def scaled(tensor: Tensor, factors: Sequence[tuple[int, Tensor]]) -> Tensor:
+    """Each entry of a dimension times its factor, for some dimensions."""
     for dim, factor in factors:
         tensor = tensor * along(factor, dim, tensor)
     return tensor
@@ -130,7 +148,7 @@ def _mark(
 
     for slot in unit.consumers:
         plans[slot.name].halved.append((slot.dim, _half_where_split(signs(slot))))
-        plans[slot.name].readers.append((slot.dim, signs(slot)))
+        plans[slot.name].readers.append((unit, slot, signs(slot)))
     for slot in (*unit.theta, *unit.copies):
         plans[slot.name].offspring.append((slot.dim, _half_where_split(signs(slot))))
     for slot in unit.theta:
@@ -194,4 +212,4 @@ def _new_widths(plans: Mapping[str, Regrowth]) -> dict[Axis, int]:
     return widths
 
 
-__all__ = ["Regrowth", "plan_regrowth", "regrow", "rows_of"]
+__all__ = ["Regrowth", "plan_regrowth", "regrow", "rows_of", "scaled"]

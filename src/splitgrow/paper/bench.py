@@ -18,11 +18,13 @@ from torch import Tensor, nn
 from splitgrow.paper.jobs import GROWN, PRUNED, WIDTH, Job, Size
 from splitgrow.paper.training import Course, Rate
 from splitgrow.phase import Phase
+from splitgrow.split import Columns
 
 # Fields of a setting that came later, with the values that leave a study as it was without them:
 # results that lack them are those of these values.
 LATER: Mapping[str, object] = {
-    "max_growth": None, "floor": 0.0, "size": None, "restart": 1.0,
+    "max_growth": None, "floor": 0.0, "size": None, "restart": 1.0, "stand_in": 3.0, "at_least": 0,
+    "columns": "halved",
 }  # fmt: skip
 # Fields that only these methods look at: the results of others hold whatever they are.
 ONLY: Mapping[str, Sequence[str]] = {
@@ -32,6 +34,9 @@ ONLY: Mapping[str, Sequence[str]] = {
     "lanczos": tuple(GROWN),
     "max_growth": tuple(GROWN),
     "step": tuple(GROWN),
+    "stand_in": tuple(GROWN),
+    "at_least": tuple(GROWN),
+    "columns": tuple(GROWN),
     "restart": (*GROWN, *PRUNED),
 }
 Batch = tuple[Tensor, Tensor]  # inputs and labels
@@ -54,9 +59,12 @@ class Setting:
             Nets from fresh weights, and the last long training of each, have the whole.
         scored: samples of the training part that splitting indexes and steps are found on.
         lanczos: steps of Lanczos in scoring; None leaves that to :func:`splitgrow.score`.
+        stand_in: beta of the softplus whose curvature stands in for that of ReLU in scoring.
         growth: share of the neurons that is split in a phase. Uniform widths grow by the same.
+        at_least: so many neurons of each layer are split in every phase, where there are as many.
         max_growth: no layer grows by more than this share of itself in a phase; None: no limit.
         step: how far offspring part, as a part of their parent's length; None: searched.
+        columns: ``"halved"`` or ``"parted"``, what reads two offspring; see ``split``.
         largest: growth ends with the first net of at least this share of the full one's parameters.
         size: instead, all methods end with a net of this share: the last split, width or cut is as
             large as fits into it.
@@ -81,9 +89,12 @@ class Setting:
     scored: int = 4096
     scored_batch: int
     lanczos: int | None = None
+    stand_in: float = 3.0
     growth: float = 0.3
+    at_least: int = 0
     max_growth: float | None = None
     step: float | None = None
+    columns: Columns = "halved"
     largest: float
     size: float | None = None
     sparsity: float = 1e-4

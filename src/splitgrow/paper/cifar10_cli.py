@@ -13,6 +13,7 @@ from splitgrow.paper.options import (
     DATA,
     FOLDER,
     Batch,
+    Columns,
     Data,
     Device,
     Download,
@@ -74,6 +75,7 @@ def cifar10(
     finish: Finish = None,
     max_growth: MaxGrowth = None,
     step: Step = None,
+    columns: Columns = None,
     restart: Restart = None,
     paper_schedule: PaperSchedule = False,  # noqa: FBT002  (typer makes it a flag)
     quick: Quick = False,  # noqa: FBT002
@@ -104,7 +106,8 @@ def cifar10(
     if not redraw:
         setting = scheduled(
             Setting(), paper_schedule=paper_schedule, quick=quick, epochs=epochs, phases=phases,
-            largest=largest, finish=finish, max_growth=max_growth, step=step, restart=restart,
+            largest=largest, finish=finish, max_growth=max_growth, step=step, columns=columns,
+            restart=restart,
         )  # fmt: skip
         if batch is not None:
             setting = setting.in_batches(batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import ceil, log
+from math import ceil, log, log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -286,5 +286,19 @@ def _gain(ax: Axes, members: Members) -> None:
     ax.set_xscale("log")
     ax.set_yscale("symlog", linthresh=least)
     ax.set(xlim=ends, ylim=(-most, most))
+    _plain_ticks(ax, least, most)
     ax.set_xlabel("predicted fall of the training loss (nats)")
     ax.set_ylabel("measured change (nats)")
+
+
+def _plain_ticks(ax: Axes, least: float, most: float) -> None:
+    """Few enough that no two labels meet: 1, 2, 5, 10 along, and powers of ten up and down."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter("{x:g}")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_minor_locator(NullLocator())
+    powers = [10.0**k for k in range(ceil(log10(2 * least)), ceil(log10(most)))]
+    ax.set_yticks([*(-power for power in powers), 0.0, *powers])
+    ax.yaxis.set_major_formatter("{x:g}")

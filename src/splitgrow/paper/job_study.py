@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from splitgrow.checkpoint import load, read_metadata, save
 from splitgrow.cost import Cost, CostModel
+from splitgrow.curvature import Softplus
 from splitgrow.errors import InputError
 from splitgrow.files import clean, write_file
 from splitgrow.fresh import reset
@@ -107,8 +108,10 @@ class Study:
             self.net("seed"), train=self._train_on, loss_fn=bench.loss_fn, batches=bench.scored,
             example_inputs=bench.example(), evaluate=self._judged, method=method,
             policy=Policy(
-                fraction=setting.growth, max_growth=setting.max_growth, rank=rank, per=per,
-                lanczos=setting.lanczos, after=job.after, step=step,
+                fraction=setting.growth, min_per_unit=setting.at_least,
+                max_growth=setting.max_growth, rank=rank, per=per, lanczos=setting.lanczos,
+                stand_in=Softplus(setting.stand_in), after=job.after, step=step,
+                columns=setting.columns,
             ),
             # The size as a metric, not as a budget alone: that would trim the last split, and then
             # go on with the few neurons that still fit, in a phase each time.

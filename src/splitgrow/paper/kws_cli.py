@@ -12,6 +12,7 @@ from splitgrow.paper.options import (
     DATA,
     FOLDER,
     Batch,
+    Columns,
     Device,
     Finish,
     Folder,
@@ -56,6 +57,7 @@ def kws(
     phases: Phases = None,
     finish: Finish = None,
     step: Step = None,
+    columns: Columns = None,
     paper_schedule: PaperSchedule = False,  # noqa: FBT002  (typer makes it a flag)
     quick: Quick = False,  # noqa: FBT002
     redraw: Redraw = False,  # noqa: FBT002
@@ -84,7 +86,7 @@ def kws(
     if not redraw:
         setting = scheduled(
             Setting(), paper_schedule=paper_schedule, quick=quick, epochs=epochs, batch=batch,
-            phases=phases, finish=finish, step=step,
+            phases=phases, finish=finish, step=step, columns=columns,
         )  # fmt: skip
         todo = chosen(study(range(1 if quick else seeds)), arch, method)
         shared = order(setting, data=data, folder=place, device=device_named(device))

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import typer
 
@@ -28,6 +28,12 @@ Finish = Annotated[
 Step = Annotated[
     float | None,
     typer.Option(help="How far offspring part, as a part of their length; by default searched."),
+]
+Columns = Annotated[
+    Literal["halved", "parted"] | None,
+    typer.Option(
+        help="How two offspring share the weights that read their parent; by default halved.",
+    ),
 ]
 Restart = Annotated[
     float | None,
@@ -60,14 +66,14 @@ def device_named(wanted: str | None) -> str:
 
 
 def scheduled(
-    setting: AnySetting, *, paper_schedule: bool, quick: bool, **given: float | None
+    setting: AnySetting, *, paper_schedule: bool, quick: bool, **given: float | str | None
 ) -> AnySetting:
     """A study's setting with the schedule that was asked for; ``given`` are fields of it."""
     if paper_schedule and (quick or given.get("epochs")):
         raise InputError("--paper-schedule: it sets the epochs; leave out --quick and --epochs.")
     asked = {name: value for name, value in given.items() if value is not None}
     for name, words in SHARES.items():
-        if not 0 < asked.get(name, 1) <= 1:
+        if not 0 < cast("float", asked.get(name, 1)) <= 1:
             option = f"--{name.replace('_', '-')}"
             raise InputError(f"{option}: expected a {words}, in (0, 1], got {asked[name]}.")
     made = setting.paper() if paper_schedule else setting
