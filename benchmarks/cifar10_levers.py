@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "paper" / "cifar10" / "levers.json"
 FOLDER = ROOT / "runs" / "cifar10-levers"
 STUDIED = replace(Setting().in_batches(128), epochs=4, step=0.3)
-SIZES = (100_000, 195_000)  # parameters that accuracies are compared at
+SIZES = (60_000, 100_000, 170_000)  # parameters that nets are compared at
 SEEDS = (0, 1)
 
 
@@ -84,20 +84,21 @@ def orders(levers: Iterable[str], data: Path, folder: Path) -> list[Ordered]:
 
 
 def row(words: str, method: str, found: Sequence[Result]) -> dict[str, Any]:
-    """Some jobs of a lever, one for each seed, as numbers."""
-    by_seed = {job["job"]["seed"]: [at(job, size) for size in SIZES] for job in found}
-    means = [_mean([each[i] for each in by_seed.values()]) for i in range(len(SIZES))]
-    return {"lever": words, "method": method, "device": found[0]["hardware"],
-            "seeds": by_seed, "validation": means}  # fmt: skip
+    """The jobs of a lever, one for each seed, as numbers: a column for each size."""
+    return {
+        "lever": words, "method": method, "seeds": [job["job"]["seed"] for job in found],
+        **{key: [_mean([at(job, key, size) for job in found]) for size in SIZES]
+           for key in ("validation", "loss")},
+        "change": [p["split"]["measured"] for job in found for p in job["points"] if p["split"]],
+    }  # fmt: skip
 
 
-def at(job: Result, size: int) -> float | None:
-    """Validation accuracy at a size, linear in its logarithm between nets."""
+def at(job: Result, key: str, size: int) -> float | None:
+    """A number of a net of that size, linear in the size's logarithm between nets."""
     sizes = [point["params"] for point in job["points"]]
     if not min(sizes) <= size <= 1.02 * max(sizes):
         return None
-    values = [point["validation"] for point in job["points"]]
-    return round(float(np.interp(np.log(size), np.log(sizes), values)), 4)
+    return float(np.interp(np.log(size), np.log(sizes), [p[key] for p in job["points"]]))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import wave
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+import cifar10_levers
 import front_end
 import samples
 import scale
@@ -58,6 +60,25 @@ def test_what_does_not_fit_ends_its_sweep(monkeypatch: pytest.MonkeyPatch) -> No
     found = [row for _, row in scale.run(cases, torch.device("cpu"))]
     assert [row["width"] for row in found] == [16, 32, 64]
     assert found[-1]["failed"] == "CUDA out of memory."
+
+
+def test_levers_are_compared_at_equal_sizes() -> None:
+    def job(seed: int, validation: list[float]) -> dict[str, Any]:
+        sizes, split = (10_000, 60_000, 180_000), {"measured": 0.5}
+        return {"job": {"seed": seed}, "points": [
+            {"params": size, "validation": value, "loss": 1.0, "split": split if i < 2 else None}
+            for i, (size, value) in enumerate(zip(sizes, validation, strict=True))
+        ]}  # fmt: skip
+
+    one = job(0, [0.5, 0.6, 0.8])
+    found = cifar10_levers.row("none", "splitting", [one, job(1, [0.5, 0.8, 1])])
+    share = np.log(100 / 60) / np.log(180 / 60)
+    assert found["validation"][:2] == [0.7, round(0.7 + 0.2 * share, 4)]
+    assert found["seeds"] == [0, 1]
+    assert found["change"] == [0.5] * 4
+    assert cifar10_levers.at(one, "loss", 9_000) is None
+    assert cifar10_levers.at(one, "validation", 182_000) == 0.8
+    assert cifar10_levers.at(one, "validation", 190_000) is None
 
 
 def test_features_are_found_by_name_or_are_the_nearest_of_the_word(tmp_path: Path) -> None:

@@ -178,6 +178,52 @@ def test_a_file_that_differs_is_refused_and_none_is_left(
             model.head.bias[2] -= 2e-4
 
 
+class Shares(nn.Module):
+    """Shares of a sum, which a small number keeps from 0 / 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * (1 + 5e-6) - 1e-9) / (x.abs().sum(1, keepdim=True) + 1e-8)
+
+
+@needs_onnx
+def test_small_constants_are_kept(tmp_path: Path) -> None:
+    from splitgrow.export.runner import OnnxRunner
+
+    model, x = Shares(), torch.rand(4, 5)
+    path = export_onnx(model, x, tmp_path / "shares.onnx").path
+    (found,) = OnnxRunner(path).run({"x": np.zeros((2, 5), np.float32)})
+    assert np.allclose(found, -0.1)
+    import onnx
+
+    kinds = [node.op_type for node in onnx.load(path).graph.node]
+    assert sorted(kinds) == ["Abs", "Add", "Div", "Mul", "ReduceSum", "Sub"]
+
+
+@needs_onnx
+def test_what_training_alone_needs_is_folded_away(odd_file: Any) -> None:
+    import onnx
+
+    kinds = {node.op_type for node in onnx.load(odd_file[2].path).graph.node}
+    assert not kinds & {"BatchNormalization", "Constant", "Shape", "Expand", "CastLike", "Pad"}
+
+
+@needs_onnx
+def test_a_file_that_has_no_number_for_zeros_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Bare(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x / x.abs().sum(1, keepdim=True)
+
+    x, path = torch.rand(4, 5), tmp_path / "shares.onnx"
+    assert export_onnx(Bare(), x, path).difference < 1e-6  # the model has none either
+    content = path.read_bytes()
+    monkeypatch.setattr(exports, "onnx_bytes", lambda *_: content)
+    with pytest.raises(ExportError, match="gives nan where all inputs are zero"):
+        export_onnx(Shares(), x, tmp_path / "other.onnx")
+    assert not (tmp_path / "other.onnx").exists()
+
+
 QUIET = """
 import torch
 from torch import nn
@@ -425,6 +471,30 @@ def test_an_executorch_program_computes_what_the_model_does(
     with torch.no_grad():
         expected = model.eval()(*inputs)["add"]
     assert torch.allclose(method.execute(inputs)[0], expected, atol=1e-5)
+
+
+@needs_executorch
+def test_the_command_judges_an_executorch_program(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run)
+    result = invoke("grown", "--format", "executorch", "--out", tmp_path / "x.pte")
+    assert result.exit_code == 0, result.output
+    (row,) = (line for line in result.output.splitlines() if "accuracy" in line)
+    _, torchs, programs = row.strip("│ ").split("│")
+    assert torchs.strip() == programs.strip() != ""
+
+
+def test_a_file_for_one_sample_answers_batches() -> None:
+    class Sums:
+        inputs = ["x", "factor"]  # noqa: RUF012  (as a runner has it)
+
+        def run(self, feeds: dict[str, Any]) -> list[Any]:
+            assert len(feeds["x"]) == 1
+            return [feeds["x"].sum(1) * feeds["factor"]]
+
+    feeds = {"x": np.arange(6.0).reshape(3, 2), "factor": np.array([2.0])}
+    assert np.array_equal(check.OneByOne(Sums()).run(feeds)[0], [2, 10, 18])
 
 
 @needs_executorch

@@ -145,8 +145,9 @@ def test_extensible_and_streamed_files_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        ({"bits": 8}, "expected 16-bit PCM, got 8-bit PCM. Convert it: ffmpeg -i a.wav"),
-        ({"bits": 24}, "got 24-bit PCM. Convert it: ffmpeg -i a.wav -ac 1 -ar 16000"),
+        ({"bits": 8}, "expected 16-bit PCM, got 8-bit PCM. Convert it: ffmpeg -i "),
+        ({"bits": 24}, "my sounds/a.wav' -ac 1 -ar 16000 -c:a pcm_s16le '"),
+        ({"bits": 24}, "my sounds/a-16k.wav'"),
         ({"bits": 32, "kind": 3}, "got 32-bit float. Convert it"),
         ({"bits": 8, "kind": 7}, "got 8-bit mu-law. Convert it"),
         ({"kind": 85}, "got 16-bit samples of kind 85. Convert it"),
@@ -159,7 +160,8 @@ def test_extensible_and_streamed_files_are_read(tmp_path: Path) -> None:
 def test_a_file_of_another_kind_is_refused(
     tmp_path: Path, made: dict[str, Any], message: str
 ) -> None:
-    path = write(tmp_path / "a.wav", **made)
+    (tmp_path / "my sounds").mkdir()
+    path = write(tmp_path / "my sounds" / "a.wav", **made)
     with pytest.raises(InputError) as caught:
         read_clip(path)
     assert str(caught.value).startswith(str(path))
@@ -169,7 +171,7 @@ def test_a_file_of_another_kind_is_refused(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is not a wav file"),
+        (b"", "is empty: it has 0 bytes. Record or copy it again"),
         (b"ID3 some music", "is not a wav file: it does not begin with RIFF and WAVE. Convert"),
         (b"RIFF\0\0\0\0WAVE", "is damaged: .* lacks 'fmt ' and 'data'"),
         (b"RIFF\0\0\0\0WAVEfmt \2\0\0\0ab" + b"data\0\0\0\0", "lacks half of the first"),
@@ -290,7 +292,11 @@ def refused(path: Path, message: str) -> None:
 def test_files_that_are_no_such_model_are_refused(tmp_path: Path) -> None:
     refused(tmp_path / "none.onnx", "there is no such file")
     (tmp_path / "text.onnx").write_text("hello")
-    refused(tmp_path / "text.onnx", "is not an ONNX file that runs")
+    refused(tmp_path / "text.onnx", "text.onnx is not an ONNX file. ")
+    (tmp_path / "model.pte").write_bytes(b"8\0\0\0ET12 and more")
+    refused(tmp_path / "model.pte", "is an ExecuTorch program, and this command runs ONNX files")
+    with pytest.raises(InputError, match=r"is a folder\. Name the ONNX file in it: .*model\.onnx"):
+        Spotter(tmp_path)
     from splitgrow.export import export_onnx
 
     path = tmp_path / "linear.onnx"
@@ -338,6 +344,22 @@ def test_the_command_prints_a_table(
     alone = invoke(model, write(tmp_path / "a.wav"))
     assert "second" not in alone.output
     assert alone.output.count("%") == 3
+
+
+@needs_onnx
+def test_names_of_clips_stay_in_one_line(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    paths = [tmp_path / "a" / "sisters" / "eo44_nohash_1.wav", tmp_path / "b" / "2.wav"]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        write(path, noise(400_000))
+    outcome = invoke(model, *paths)
+    for path in paths:
+        assert str(path.relative_to(tmp_path)) in outcome.output
+    assert outcome.output.count("%") == 6  # nothing was cut
+    assert "…" not in outcome.output
 
 
 @needs_onnx

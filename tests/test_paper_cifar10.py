@@ -27,7 +27,8 @@ from splitgrow.paper.cifar10 import Job, Setting, build, jobs, run_job, run_jobs
 from splitgrow.paper.cifar10_bench import Bench, parted
 from splitgrow.paper.cifar10_jobs import METHODS
 from splitgrow.paper.data import DataSet, ImageData
-from splitgrow.paper.job_runs import finished, key_of_fields
+from splitgrow.paper.job_match import key_of_fields
+from splitgrow.paper.job_runs import finished
 from splitgrow.paper.job_study import NET, Study
 from splitgrow.paper.jobs import GROWN, UNIFORM
 from splitgrow.paper.training import Course

@@ -18,11 +18,21 @@ from typer.testing import CliRunner
 
 from helpers_jobs import Killed, column, killed_at, remembered, timeless
 from splitgrow.errors import InputError
-from splitgrow.paper import job_runs, job_study, kws, kws_bench, kws_cli, kws_files
-from splitgrow.paper.jobs import GROWN
+from splitgrow.paper import (
+    job_claims,
+    job_runs,
+    job_study,
+    kws,
+    kws_bench,
+    kws_cli,
+    kws_files,
+    kws_kept,
+)
+from splitgrow.paper.jobs import GROWN, METHODS
 from splitgrow.paper.kws import Job, best, order, study, summary, tables
 from splitgrow.paper.kws_bench import Bench, Setting, accuracy, build
 from splitgrow.paper.results import rounded
+from splitgrow.paper.screen import screen
 from splitgrow.paper.speech import (
     BANDS,
     CLIP,
@@ -33,7 +43,14 @@ from splitgrow.paper.speech import (
     scaled,
     shift_waves,
 )
-from splitgrow.paper.speech_parts import SILENCE, UNKNOWN, SpeechData, SpeechPart, official_shares
+from splitgrow.paper.speech_parts import (
+    SILENCE,
+    UNKNOWN,
+    SpeechData,
+    SpeechPart,
+    digest,
+    official_shares,
+)
 from splitgrow.phase import Phase
 from splitgrow.zoo.kws import HELLO_EDGE, operations
 
@@ -46,6 +63,8 @@ needs_onnx = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")),
     reason="needs the extra export",
 )
+COMMITTED = Path(__file__).parent.parent / "results" / "paper" / "kws"
+TINY_BUT_LONGER = asdict(TINY) | {"epochs": 9}
 POINT = {"params", "macs", "operations", "accuracy", "validation", "loss", "epochs", "widths",
          "seconds", "split", "finished"}  # fmt: skip
 DSCNN = "DS-CNN"
@@ -383,6 +402,65 @@ def test_jobs_in_processes(tmp_path: Path) -> None:
     assert f"{job.name}: done" in said.getvalue()
 
 
+def test_jobs_of_another_setting_are_neither_run_over_nor_run_beside(
+    small: None, tmp_path: Path
+) -> None:
+    done(Job(DSCNN, "random"), tmp_path)
+    (file,) = (tmp_path / "jobs").iterdir()
+    before, said = file.read_bytes(), Console(file=io.StringIO(), width=200)
+    other = order(replace(TINY, batch=8), data=tmp_path, folder=tmp_path, device="cpu", read=clips)
+    for job in (Job(DSCNN, "random"), Job("DNN", "full")):
+        with pytest.raises(InputError, match=r"random.*batch: 16 there, 8 now.*another --folder"):
+            job_runs.run_jobs([job], other, 1, said)
+    assert file.read_bytes() == before
+    assert list((tmp_path / "jobs").iterdir()) == [file]
+    kept = replace(TINY, floor=0.5)  # which random splits do not look at
+    same = order(kept, data=tmp_path, folder=tmp_path, device="cpu", read=clips)
+    assert len(job_runs.run_jobs([Job(DSCNN, "random")], same, 1, said)) == 1
+    assert "1 of 1 jobs are done already; there is nothing to run." in said.file.getvalue()
+
+
+def test_a_later_field_has_its_value_in_older_jobs(small: None, tmp_path: Path) -> None:
+    older = done(Job(DSCNN, "random"), tmp_path)
+    del older["settings"]["max_growth"]
+    (tmp_path / "jobs" / "DS-CNN-random-finetune-relu-0.json").write_text(json.dumps(older))
+    now = replace(TINY, max_growth=0.5)
+    other = order(now, data=tmp_path, folder=tmp_path, device="cpu", read=clips)
+    with pytest.raises(InputError, match=r"max_growth: None there, 0\.5 now"):
+        job_runs.run_jobs([Job(DSCNN, "splitting")], other, 1)
+
+
+def test_jobs_on_other_clips_are_not_taken_for_these(small: None, tmp_path: Path) -> None:
+    def on(contents: str | None) -> job_runs.Order:
+        return order(
+            TINY, data=tmp_path, folder=tmp_path, device="cpu", read=clips, contents=contents
+        )
+
+    one, job = digest(clips()), Job(DSCNN, "random")
+    assert job_runs.run_job(job, on(one))["data"] == one
+    other = replace(clips(), train=clips().test)
+    assert one == digest(clips()) != digest(other)
+    assert one != digest(replace(clips(), noise=recordings([torch.ones(CLIP, dtype=torch.int16)])))
+    with pytest.raises(InputError, match=f"data set: {one} there, {digest(other)} now"):
+        job_runs.run_jobs([job], on(digest(other)), 1)
+    said = Console(file=io.StringIO(), width=200)
+    assert len(job_runs.run_jobs([job], on(None), 1, said)) == 1  # as jobs had none before
+
+
+def test_what_nets_were_grown_on_is_not_written_over(small: None, tmp_path: Path) -> None:
+    kws_kept.kept_bench(tmp_path, TINY, clips(), CPU)
+    (file,) = tmp_path.glob("runs/*/clips.safetensors")
+    before = file.read_bytes()
+    kws_kept.kept_bench(tmp_path, TINY, clips(), CPU)
+    moved = replace(clips().train, codes=clips().train.codes // 2)
+    with pytest.raises(InputError, match="grown on another data set"):
+        kws_kept.kept_bench(tmp_path, TINY, replace(clips(), train=moved), CPU)
+    assert file.read_bytes() == before
+    file.write_bytes(b"damaged")
+    kws_kept.kept_bench(tmp_path, TINY, clips(), CPU)
+    assert file.read_bytes() == before
+
+
 def test_nets_are_scored_by_the_loss_that_they_are_trained_with() -> None:
     smooth = Bench(replace(TINY, smoothing=0.5), clips(), CPU)
     batch = smooth.scored[0]
@@ -402,7 +480,7 @@ def test_grown_nets_become_files_that_are_judged_on_all_test_clips(
 ) -> None:
     job = Job(DSCNN, "splitting")
     found = done(job, shared)
-    assert kws_files.read_files(shared, found["settings"]) == []
+    assert kws_files.read_files(shared, [found]) == []
     rows = {row["file"]: row for row in kws_files.export_jobs([found], shared)}
     last = found["points"][-1]
     assert {"onnx", "int8"} <= set(rows) <= set(kws_files.NAMES)
@@ -411,10 +489,29 @@ def test_grown_nets_become_files_that_are_judged_on_all_test_clips(
         assert (row["params"], row["macs"]) == (last["params"], last["macs"])
     assert rows["onnx"]["accuracy"] == pytest.approx(last["accuracy"])
     assert rows["onnx"]["difference"] <= 1e-4 < rows["int8"]["difference"]
-    assert kws_files.read_files(shared, found["settings"]) == rounded(list(rows.values()))
-    assert kws_files.read_files(shared, found["settings"] | {"epochs": 9}) == []
+    assert kws_files.read_files(shared, [found]) == rounded(list(rows.values()))
+    assert kws_files.read_files(shared, [{**found, "settings": TINY_BUT_LONGER}]) == []
     table = kws_files.to_markdown(list(rows.values()))
     assert f"| splitting | ONNX, int8 | {100 * rows['int8']['accuracy']:.2f} |" in table
+
+
+def test_files_stand_beside_their_own_nets_alone(tmp_path: Path) -> None:
+    last = TWO[0]["points"][-1]
+    row = {"method": "splitting", "after": "finetune", "seed": 0, "file": "onnx",
+           "params": 20, "macs": 200, "accuracy": last["accuracy"] + 5e-4}  # fmt: skip
+    rows = [row, row | {"file": "int8", "accuracy": 0.1}]
+    told = {"settings": TWO[0]["settings"], "files": rows}
+    (tmp_path / kws_files.FILES).write_text(json.dumps(told))
+    assert kws_files.read_files(tmp_path, TWO) == rows
+    for change in ({"params": 21}, {"macs": 1}, {"accuracy": 0.69}):  # the same seed elsewhere
+        other = result(0, [point(0.9, 0.7, 20) | change])
+        assert kws_files.read_files(tmp_path, [other, TWO[1]]) == []
+
+
+def test_committed_files_are_of_the_jobs_beside_them() -> None:
+    for file in COMMITTED.rglob(kws_files.FILES):
+        jobs = job_runs.finished(file.parent, "kws")
+        assert kws_files.read_files(file.parent, jobs) == json.loads(file.read_text())["files"]
 
 
 def test_a_file_that_answers_otherwise_is_seen() -> None:
@@ -501,6 +598,24 @@ def test_tables_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
         assert number in text
 
 
+def test_names_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = {"mean": 0.945, "std": 0.0, "seeds": 2}
+    many = {
+        name: [cell | {"seeds": n}] for name, n in zip(METHODS, (5, 2, 5, 5, 5, 5, 5), strict=False)
+    }
+    table = job_claims.accuracy_table("accuracy", "parameters", ["10K"], many)
+    narrow, piped = Console(file=io.StringIO(), width=60), screen()
+    narrow.print(table)
+    assert "…" not in narrow.file.getvalue()
+    piped.file = io.StringIO()
+    piped.print(table)
+    text = piped.file.getvalue()
+    assert all(f" {name} " in text for name in many)
+    assert "94.5 ± 0.0 [2]" in text
+    assert text.count("94.5 ± 0.0 ") == len(many)
+    assert "over 5 seeds; [n]: over n seeds alone" in text
+
+
 # --- the command --------------------------------------------------------------------------------
 
 
@@ -514,7 +629,7 @@ def invoke(*words: str) -> Any:
 def ordered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the command would run."""
     found: list[Any] = []
-    monkeypatch.setattr(kws, "speech_commands", lambda folder, cache: None)
+    monkeypatch.setattr(kws, "speech_commands", lambda folder, cache: clips())
     monkeypatch.setattr(kws_cli, "show", lambda *_: None)
     monkeypatch.setattr(
         job_runs, "run_jobs", lambda todo, order, *_: found.extend([todo, order.setting])
@@ -539,6 +654,17 @@ def test_nets_are_exported_when_the_tables_are_there(
     assert said == ["tables", (TWO, tmp_path / "kws")]
 
 
+def test_exported_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_runs, "finished", lambda *_: TWO)
+    run = kws_files.runs_of_jobs(TWO, tmp_path) / "DS-CNN-splitting-finetune-relu-0"
+    run.mkdir(parents=True)
+    (run / "model.onnx").touch()
+    said = Console(file=io.StringIO(), width=40)
+    kws_cli.say_where_files_are(tmp_path, said)
+    assert f"wrote {run / 'model.onnx'}" in said.file.getvalue()
+    assert f"splitgrow listen {run / 'model.onnx'} clip.wav" in said.file.getvalue()
+
+
 def test_nets_methods_and_schedule_can_be_chosen(ordered: list[Any]) -> None:
     words = ("--arch", DSCNN, "--method", "bn", "--seeds", "2", "--paper-schedule")
     assert invoke(*words).exit_code == 0
@@ -554,6 +680,10 @@ def test_nets_methods_and_schedule_can_be_chosen(ordered: list[Any]) -> None:
         (["--arch", "resnet"], "--arch: expected"),
         (["--method", "magic"], "--method: expected"),
         (["--paper-schedule", "--quick"], "leave out --quick and --epochs"),
+        (
+            ["--arch", "GRU", "--method", "splitting"],
+            "there is no job of both. There is full of that net, and that method of DS-CNN.",
+        ),
     ],
 )
 def test_wrong_choices_are_refused(ordered: list[Any], words: list[str], message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from math import log
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,8 @@ def test_table_1_has_the_published_rows_and_ours_beside_them() -> None:
     rows = kt.table1(jobs, kc.claims(jobs))
     assert [r["net"] for r in rows[:7]] == list(HELLO_EDGE)
     assert all(r["ours"]["rounds"] == 2 for r in rows[:7])
+    assert (rows[7]["net"], rows[7]["ours"]["rounds"]) == ("DS-CNN, before pruning", 5)
+    assert rows[7]["ours"]["params"] == 413_736
     (paper,) = (r for r in rows[7:] if r["published"])
     assert paper["published"] == {"accuracy": 0.9536, "params": 282_600, "operations": 39_200_000}
     assert paper["ours"]["params"] == 250_000
@@ -253,6 +256,31 @@ def test_the_small_view_leaves_larger_nets_out() -> None:
     assert {m: [p["params"] for p in seeds[0]["points"]] for m, seeds in seen.items()} == {
         "splitting": list(SIZES[:-1]), "bn": [20_000, 3_000],
     }  # fmt: skip
+
+
+def test_every_mark_has_its_name() -> None:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    ours = [job("full", 0, points=[point(480_000, 0.94)], arch="GRU")]
+    figure = Figure()
+    ax: Axes = figure.subplots()
+    ax.set_ylim(84, 96)
+    kf._references(ax, ours, "params", kf.VIEWS[0])
+    words = [text.get_text() for text in ax.texts]
+    assert "GRU 94.72, 94.00" in words  # published and here
+    assert "LSTM 94.11" in words
+    assert sum(word.startswith(tuple(HELLO_EDGE)) for word in words) == len(HELLO_EDGE)
+    heights = sorted(text.get_position()[1] for text in ax.texts if text.get_position()[0] == 1.01)
+    least = min(b - a for a, b in pairwise(heights))
+    assert least >= 0.99 * kf.APART * 12  # none hides another
+
+
+def test_there_are_two_ticks_or_more() -> None:
+    assert kf._ticks(1.7, 120) == [2, 5, 10, 20, 50, 100]
+    assert kf._ticks(3.11, 3.35) == pytest.approx([3.2, 3.3])
+    for high in (3.5, 4.5, 5.5, 40.0, 3000.0):
+        assert 2 <= len(kf._ticks(2.9, high)) <= kf.MOST
 
 
 # --- the command -----------------------------------------------------------------------------

@@ -22,12 +22,13 @@ FILES = {
     "scoring": RESULTS / "scoring.json",
     "digits": RESULTS / "digits.json",
     "keywords": KEYWORDS / "table1.json",
-    "files": KEYWORDS / "files.json",
+    "files": KEYWORDS / "again" / "files.json",
     "cifar10": CIFAR10 / "claims.json",
     "macs": CIFAR10 / "claims.json",
     "targets": CIFAR10 / "claims.json",
     "ends": CIFAR10 / "sizes" / "claims.json",
     "trials": CIFAR10 / "trials",
+    "levers": CIFAR10 / "levers.json",
 }
 SHARES = {  # of the full net
     "params": (0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3),
@@ -154,6 +155,21 @@ def trials(folder: Path) -> str:
                      + " | ".join(shown) + " |")  # fmt: skip
     sizes = "; ".join(f"{arch} {', '.join(f'{s:,}' for s in each)}" for arch, each in TRIED.items())
     return "\n".join([*lines, "", f"At parameters a, b, c: {sizes}."])
+
+
+def levers(found: Any) -> str:
+    """Validation accuracy and training loss at some sizes, a line for each lever and method."""
+    sizes = [f"{size / 1e3:g}K" for size in found["sizes"]]
+    heads = [f"{what} {size}" for what in ("%", "loss") for size in sizes]
+    lines = ["| lever | method | seeds | loss after a split | " + " | ".join(heads) + " |",
+             "|---|---|---|---|" + "---|" * len(heads)]  # fmt: skip
+    for row in found["rows"]:
+        cells = ["" if v is None else f"{100 * v:.1f}" for v in row["validation"]]
+        cells += ["" if v is None else f"{v:.3f}" for v in row["loss"]]
+        change = f"{min(row['change']):+.3f} to {max(row['change']):+.3f}"
+        lines.append(f"| {row['lever']} | {row['method']} | {len(row['seeds'])} | {change} | "
+                     + " | ".join(cells) + " |")  # fmt: skip
+    return "\n".join(lines)
 
 
 def with_tables(text: str) -> str:

@@ -255,6 +255,28 @@ def check_same(
     return Checked(worst, tuple(sorted({call.samples for call in calls})))
 
 
+def check_finite(model: nn.Module, runner: Runner, call: Call) -> None:
+    """Raise where zeros, which no batch may have, give a number in PyTorch and none in the file.
+
+    Only that: rounding may be large there, as in a norm of values that are all the same.
+    """
+    zeros = call.with_tensors(
+        [torch.zeros_like(t) if t.is_floating_point() else t for t in call.tensors()]
+    )
+    try:
+        ours = answers(model, zeros)
+    except Exception:  # noqa: BLE001  (a model need not take zeros)
+        return
+    for mine, theirs in zip(ours, _run(runner, zeros), strict=True):
+        lost = np.isfinite(mine) & ~np.isfinite(theirs)
+        if lost.any():
+            raise ExportError(
+                f"the exported file gives {theirs[lost].flat[0]} where all inputs are zero, and "
+                "the model a number, so it was not written. Something that keeps it from dividing "
+                "by zero (a small constant that is added) was lost: make that constant larger."
+            )
+
+
 def _answer(model: nn.Module, call: Call) -> Arrays:
     try:
         return answers(model, call)
@@ -315,6 +337,27 @@ def torch_latency(model: nn.Module, call: Call) -> float:
             return latency(lambda: model(*call.args, **call.kwargs))
     finally:
         torch.set_num_threads(threads)
+
+
+class OneByOne:
+    """A file that takes one sample at a time, run on each sample of a batch."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner, self.inputs = runner, runner.inputs
+
+    def run(self, feeds: Feeds) -> Arrays:
+        """The outputs of all samples. Inputs without a batch dimension go to each of them."""
+        count = next(len(array) for array in feeds.values() if array.ndim)
+        found = [
+            self._runner.run({name: _sample(array, i, count) for name, array in feeds.items()})
+            for i in range(count)
+        ]
+        return [np.concatenate(outputs) for outputs in zip(*found, strict=True)]
+
+
+def _sample(array: np.ndarray[Any, Any], index: int, count: int) -> np.ndarray[Any, Any]:
+    batch = array.ndim and len(array) == count
+    return array[index : index + 1] if batch else array
 
 
 class FileModule(nn.Module):

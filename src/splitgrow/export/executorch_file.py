@@ -20,6 +20,7 @@ from splitgrow.export.check import (
     Exported,
     Feeds,
     calls_of,
+    check_finite,
     check_like,
     check_same,
     feeds_of,
@@ -61,6 +62,7 @@ def export_executorch(
     runner = ExecutorchRunner(content, input_names(single))
     samples = [one for call in calls or [example] for one in _one_by_one(call)]
     checked = check_same(model, runner, samples, tolerance)
+    check_finite(model, runner, single)
     feeds = feeds_of(single, runner.inputs, "the file")
     seconds, torch_seconds = executorch_latency(content, feeds), torch_latency(model, single)
     write(Path(path), content)

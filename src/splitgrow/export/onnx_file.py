@@ -16,6 +16,7 @@ from splitgrow.export.check import (
     TOLERANCE,
     Exported,
     calls_of,
+    check_finite,
     check_like,
     check_same,
     feeds_of,
@@ -33,6 +34,13 @@ from splitgrow.export.runner import OnnxRunner, require_onnx
 from splitgrow.state import eval_mode
 
 LARGEST = 2**31 - 1  # bytes of one protobuf message
+EXACT = (  # onnxscript's rules that leave the function as it is, whatever its constants are
+    "fuse_batchnorm_into_conv", "fuse_batchnorm_into_conv_transpose", "fuse_batchnorm_into_gemm",
+    "normalize_pad_format_conv", "fuse_pad_into_conv", "dropout_zero", "dropout_inference",
+    "cast_cast", "no_op_cast", "no_op_expand", "no_op_transpose", "transpose_transpose",
+    "reshape_reshape", "squeeze_reshape_1d", "unsqueeze_unsqueeze", "materialize_reshape_shape",
+    "collapse_slice", "collapse_slice2", "successive_relu",
+)  # fmt: skip
 
 
 def export_onnx(
@@ -73,6 +81,7 @@ def export_onnx(
     runner = OnnxRunner(content)
     varied = in_sizes((calls or [example.with_batch_of_two()])[0])
     checked = check_same(model, runner, [*(calls or [example]), *varied], tolerance)
+    check_finite(model, runner, example)
     single = first_samples(example, 1)
     feeds = feeds_of(single, runner.inputs, "the file")
     seconds, torch_seconds = latency(lambda: runner.run(feeds)), torch_latency(model, single)
@@ -92,9 +101,10 @@ def onnx_bytes(model: nn.Module, example: Call, metadata: Mapping[str, str]) -> 
     try:
         with quiet():
             exported = torch.onnx.export(
-                program, dynamo=True, external_data=False, verbose=False, optimize=True
+                program, dynamo=True, external_data=False, verbose=False, optimize=False
             )
             assert exported is not None
+            _simplify(exported.model)
             message = exported.model_proto
     except Exception as error:  # the exporter's own, and whatever it runs into
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
@@ -108,6 +118,28 @@ def onnx_bytes(model: nn.Module, example: Call, metadata: Mapping[str, str]) -> 
     set_metadata(message, metadata)
     content: bytes = message.SerializeToString()
     return content
+
+
+def _simplify(model: Any) -> None:
+    """What torch.onnx.export(optimize=True) does, without the rules that compare roughly.
+
+    There x + 1e-8 counts as x + 0 and x * 1.000001 as x, so that x / (x.sum() + 1e-8) loses what
+    keeps it from 0 / 0.
+    """
+    import onnx_ir.passes.common as tidying
+    from onnxscript import optimizer, rewriter
+    from onnxscript.rewriter.rules import common
+
+    names = [f"{name}_rule" for name in EXACT]
+    rules = [getattr(common, name) for name in names if hasattr(common, name)]  # grows by version
+    optimizer.inline(model)
+    for _ in range(2):
+        optimizer.fold_constants(model, onnx_shape_inference=True)
+        rewriter.rewrite(model, rules)
+    tidying.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    tidying.DeduplicateInitializersPass()(model)
+    tidying.CommonSubexpressionEliminationPass()(model)
+    tidying.NameFixPass()(model)
 
 
 def traced(model: nn.Module, example: Call) -> tuple[torch.export.ExportedProgram, _Structure]:

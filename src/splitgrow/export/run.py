@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -19,8 +20,15 @@ from splitgrow.cost import Cost, CostModel
 from splitgrow.errors import InputError
 from splitgrow.experiment import Experiment, _call, _guarded, build, load_object
 from splitgrow.export import Exported, Quantized, export_executorch, export_onnx, quantize_onnx
-from splitgrow.export.check import FileModule, Runner, in_main_memory, metrics_of
-from splitgrow.export.executorch_file import require_executorch
+from splitgrow.export.check import (
+    FileModule,
+    OneByOne,
+    Runner,
+    in_main_memory,
+    input_names,
+    metrics_of,
+)
+from splitgrow.export.executorch_file import ExecutorchRunner, require_executorch
 from splitgrow.export.runner import OnnxRunner, require_onnx
 from splitgrow.runs import RunFolder, Saved
 from splitgrow.show import render
@@ -91,7 +99,10 @@ def export_run(
     else:
         file = export_executorch(net, inputs, target, batches=batches, tolerance=tolerance)
     small = quantize_onnx(file.path, batches=calls) if int8 else None
-    metrics = _metrics(net, inputs, source, [file, small]) if format_ == "onnx" else {}
+    if format_ == "onnx":
+        metrics = _metrics(net, inputs, source, [file, small], OnnxRunner)
+    else:
+        metrics = _metrics(net, inputs, source, [file], partial(_program, inputs=inputs))
     return RunExported(saved.path, file, small, cost, metrics)
 
 
@@ -186,8 +197,16 @@ def _at_home(call: Call, net: nn.Module) -> Call:
 # --- how it compares ----------------------------------------------------------------------
 
 
+def _program(path: Path, inputs: Call) -> Runner:
+    return OneByOne(ExecutorchRunner(path.read_bytes(), input_names(inputs)))
+
+
 def _metrics(
-    net: nn.Module, inputs: Call, source: Any, files: list[Exported | Quantized | None]
+    net: nn.Module,
+    inputs: Call,
+    source: Any,
+    files: list[Exported | Quantized | None],
+    runner_of: Callable[[Path], Runner],
 ) -> dict[str, dict[str, float]]:
     evaluate = source.evaluate if isinstance(source, Experiment) else None
     if evaluate is None:
@@ -196,10 +215,9 @@ def _metrics(
     with eval_mode(net), seeded(), torch.no_grad():
         structure.flatten(net(*inputs.to(None).args, **inputs.to(None).kwargs))
     found = {"PyTorch": metrics_of(evaluate, net)}
-    for name, file in zip(("file", "int8"), files, strict=True):
+    for name, file in zip(("file", "int8"), files, strict=False):
         if file is not None:
-            runner: Runner = OnnxRunner(file.path)
-            found[name] = metrics_of(evaluate, FileModule(net, runner, structure))
+            found[name] = metrics_of(evaluate, FileModule(net, runner_of(file.path), structure))
     return {name: metrics for name, metrics in found.items() if metrics}
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from splitgrow.listen.spotter import Heard
 
+NAME = 32  # characters of a clip's name that stay in one line
 NAMES = {"_silence_": "(silence)", "_unknown_": "(another word)"}
 
 
@@ -23,19 +24,24 @@ def table(heard: Sequence[Heard], top: int) -> Table:
         title=None if folder is None else f"clips in {folder}",
         caption=_caption(heard), title_justify="left", caption_justify="left", expand=True,
     )  # fmt: skip
-    shown.add_column("clip", overflow="fold", ratio=1)
+    names = [_name(each, folder) for each in heard]
+    shown.add_column("clip", overflow="fold", no_wrap=max(map(len, names)) <= NAME)
     shown.add_column("heard", no_wrap=True)
     if top > 1:
         shown.add_column("or")
     if any(seconds):
-        shown.add_column("second", no_wrap=True)
-    for each, second in zip(heard, seconds, strict=True):
-        path = each.clip.path if folder is None else each.clip.path.relative_to(folder)
+        shown.add_column("second")
+    for name, each, second in zip(names, heard, seconds, strict=True):
         word, *others = (f"{NAMES.get(word, word)} {share:.0%}" for word, share in each.best(top))
-        cells = [str(path), word, *([", ".join(others)] if top > 1 else []),
+        cells = [name, word, *([", ".join(others)] if top > 1 else []),
                  *([second] if any(seconds) else [])]  # fmt: skip
         shown.add_row(*map(Text, cells))  # as it is: a name may have brackets
     return shown
+
+
+def _name(heard: Heard, folder: Path | None) -> str:
+    path = heard.clip.path
+    return str(path if folder is None else path.relative_to(folder))
 
 
 def _folder(heard: Sequence[Heard]) -> Path | None:

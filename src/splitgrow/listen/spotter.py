@@ -32,6 +32,30 @@ class Heard:
         return ranked[:count]
 
 
+def _runner(path: Path) -> OnnxRunner:
+    """Raise with a cause of ours for what is given in the place of an ONNX file."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder. Name the ONNX file in it: {path / 'model.onnx'}.")
+    if not path.is_file():
+        raise InputError(f"{path}: there is no such file. {WAY_OUT}")
+    try:
+        return OnnxRunner(path)
+    except ExportError as error:
+        if _is_executorch(path):
+            raise InputError(
+                f"{path} is an ExecuTorch program, and this command runs ONNX files. {WAY_OUT}"
+            ) from error
+        # No protobuf message at all: onnxruntime's words say no more than that.
+        cause = "" if "InvalidProtobuf" in str(error) else f" that runs ({error})"
+        raise InputError(f"{path} is not an ONNX file{cause}. {WAY_OUT}") from error
+
+
+def _is_executorch(path: Path) -> bool:
+    """By the mark that its files have behind the first four bytes."""
+    with path.open("rb") as file:
+        return file.read(6)[4:] == b"ET"
+
+
 class Spotter:
     """An ONNX file of a keyword model, on one thread.
 
@@ -45,14 +69,7 @@ class Spotter:
     def __init__(self, path: str | Path) -> None:
         path = Path(path)
         require_onnxruntime()
-        if not path.is_file():
-            raise InputError(f"{path}: there is no such file. {WAY_OUT}")
-        try:
-            self._runner = OnnxRunner(path)
-        except ExportError as error:
-            raise InputError(
-                f"{path} is not an ONNX file that runs ({error}). {WAY_OUT}"
-            ) from error
+        self._runner = _runner(path)
         self.keywords = Keywords.from_metadata(self._runner.metadata, str(path))
         self._check(path)
 

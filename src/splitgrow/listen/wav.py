@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 import torch
@@ -37,6 +38,8 @@ def read_sound(path: Path) -> Sound:
         InputError: it cannot be read, or is another kind of file.
     """
     content = _content(path)
+    if not content:
+        raise InputError(f"{path} is empty: it has 0 bytes. Record or copy it again.")
     if content[:4] != b"RIFF" or content[8:12] != b"WAVE":
         raise InputError(
             f"{path} is not a wav file: it does not begin with RIFF and WAVE. {_conversion(path)}"
@@ -105,5 +108,5 @@ def _format(path: Path, chunk: bytes) -> tuple[int, int]:
 
 
 def _conversion(path: Path) -> str:
-    name = f"{path.stem}-16k.wav"
-    return f"Convert it: ffmpeg -i {path.name} -ac 1 -ar 16000 -c:a pcm_s16le {name}"
+    old, new = (quote(str(each)) for each in (path, path.with_name(f"{path.stem}-16k.wav")))
+    return f"Convert it: ffmpeg -i {old} -ac 1 -ar 16000 -c:a pcm_s16le {new}"

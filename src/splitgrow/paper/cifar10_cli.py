@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 Arch = Annotated[
     list[str] | None, typer.Option(help="mobilenet or vgg19, may be repeated; by default both.")
 ]
-Epochs = Annotated[int | None, typer.Option(min=1, help="Of every phase, instead of 8.")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs of every phase; by default 8.")]
 Largest = Annotated[
     float | None,
     typer.Option(help="Growth ends with a net of this share of the full one's parameters: 0.3."),
@@ -89,8 +89,6 @@ def cifar10(
     The study is many jobs, each with a file of its own. Those that are done are not repeated, an
     interrupted one goes on; figures and tables are made of all the files that are there.
     """
-    from rich.console import Console
-
     from splitgrow.paper import figures
     from splitgrow.paper.cifar10 import run_studies
     from splitgrow.paper.cifar10_bench import Setting
@@ -98,11 +96,12 @@ def cifar10(
     from splitgrow.paper.cifar10_jobs import study, study_of_ends
     from splitgrow.paper.data import cifar10 as read
     from splitgrow.paper.job_runs import chosen
+    from splitgrow.paper.screen import screen
 
     figures.check_matplotlib()  # now, not after minutes of work
     if sizes and (largest is not None or phases is not None or quick):
         raise InputError("--size: all methods end there; leave out --largest, --phases, --quick.")
-    console, place = Console(), folder / "cifar10"
+    console, place = screen(), folder / "cifar10"
     if not redraw:
         setting = scheduled(
             Setting(), paper_schedule=paper_schedule, quick=quick, epochs=epochs, phases=phases,

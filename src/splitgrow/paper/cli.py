@@ -103,12 +103,11 @@ def _perform(
     experiment: ModuleType, name: str, seeds: int, workers: int, folder: Path, *,
     quick: bool, redraw: bool, run_seed: RunSeed | None = None, device: str | None = "cpu",
 ) -> None:  # fmt: skip
-    from rich.console import Console
-
     from splitgrow.paper import figures, results, tables
+    from splitgrow.paper.screen import screen
 
     figures.check_matplotlib()  # now, not after minutes of work
-    console = Console()
+    console = screen()
     path = folder / f"{name}.json"
     if redraw:
         found = results.read(path, name)

@@ -7,6 +7,7 @@ from math import log
 from statistics import median
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from splitgrow.paper.curves import Cell, Jobs, group_of, name_of
@@ -98,7 +99,10 @@ def new_table(title: str, *headers: str, caption: str | None = None) -> Table:
     """A table without rows, the first column to the left."""
     table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
     for i, header in enumerate(headers):
-        table.add_column(header, justify="right" if i else "left")
+        # folded where a terminal is narrow: names that are cut look alike
+        table.add_column(
+            header, justify="right" if i else "left", overflow="fold", no_wrap=header == "method"
+        )
     return table
 
 
@@ -148,11 +152,25 @@ def accuracy_table(
 ) -> Table:
     """A line for each size, a column for each method."""
     seeds = [cell["seeds"] for cells in methods.values() for cell in cells if cell]
-    caption = f"mean ± standard deviation over at most {max(seeds)} seeds" if seeds else None
-    table = new_table(title, header, *methods, caption=caption)
+    most = max(seeds, default=0)
+    table = new_table(title, header, *methods, caption=_over(most, seeds))
     for i, size in enumerate(sizes):
-        table.add_row(size, *(percent(cells[i]) for cells in methods.values()))
+        table.add_row(
+            size, *(percent(cells[i]) + _fewer(cells[i], most) for cells in methods.values())
+        )
     return table
+
+
+def _over(most: int, seeds: Sequence[int]) -> str | None:
+    if not seeds:
+        return None
+    fewer = "; [n]: over n seeds alone" if min(seeds) < most else ""
+    return escape(f"mean ± standard deviation over {most} seeds{fewer}")
+
+
+def _fewer(cell: Mapping[str, Any] | None, most: int) -> str:
+    """How many seeds a mean is of, where others are of more."""
+    return "" if cell is None or cell["seeds"] == most else escape(f" [{cell['seeds']}]")
 
 
 def difference_table(
@@ -178,9 +196,11 @@ def time_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def gain_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """A line for each method that splits."""
-    table = new_table("Splits: measured change of the loss against the predicted", "nets", "method",
-                      "splits", "lowered the loss", "r", "r of logs",
-                      "measured / predicted, median", "quartiles")  # fmt: skip
+    table = new_table(
+        "Splits: measured change of the loss against the predicted", "nets", "method", "splits",
+        "falls", "r", "r of logs", "ratio", "quartiles",
+        caption="falls: splits that lowered the loss; ratio: measured / predicted, the median",
+    )  # fmt: skip
     for row in rows:
         rs = ["" if row[key] is None else f"{row[key]:.2f}" for key in ("r", "r of logs")]
         low, high = row["quartiles"]

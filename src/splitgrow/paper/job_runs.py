@@ -10,9 +10,8 @@ import multiprocessing
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from itertools import combinations
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -27,7 +26,8 @@ from rich.console import Console
 import splitgrow
 from splitgrow.errors import InputError
 from splitgrow.files import write_file
-from splitgrow.paper.bench import LATER, ONLY, Bench
+from splitgrow.paper.bench import Bench
+from splitgrow.paper.job_match import differences, key_of_fields, words_of
 from splitgrow.paper.job_study import Study
 from splitgrow.paper.jobs import Job
 from splitgrow.paper.memory import keep_freed_memory
@@ -45,7 +45,8 @@ class Order:
 
     Args:
         experiment: the name of the study, also that of its command.
-        setting: a frozen dataclass; a file made with another one is replaced.
+        setting: a frozen dataclass; ``run_job`` replaces a file made with another one, where
+            several jobs are run it is refused.
         data: the folder of the data set.
         folder: gets ``jobs/<name>.json`` of what is done, and meanwhile ``runs/``, which an
             interrupted job goes on from.
@@ -55,6 +56,8 @@ class Order:
         bench: makes the bench from the setting, what was read, and the device.
         origin: a function ``package.module:name`` that makes an experiment of a run's folder, so
             that ``splitgrow export`` can build grown nets again.
+        contents: a digest of what is in ``data``, kept with each job, so that jobs on other data
+            are not taken for these; None: not told.
     """
 
     experiment: str
@@ -65,6 +68,12 @@ class Order:
     read: Callable[[Path], Any]
     bench: Callable[[Any, Any, torch.device], Bench[Any]]
     origin: str | None = None
+    contents: str | None = None
+
+    def told(self, job: Job) -> Result:
+        """What a job of this order is known by in its file."""
+        data = {} if self.contents is None else {"data": self.contents}
+        return {"job": asdict(job), "settings": asdict(self.setting), **data}
 
 
 Ordered = tuple[Job, Order]
@@ -73,7 +82,7 @@ Ordered = tuple[Job, Order]
 def run_job(job: Job, order: Order) -> Result:
     """The nets of a job, from its file if that is there, and else computed."""
     setting, folder, device = order.setting, order.folder, order.device
-    found = _stored(job, setting, folder)
+    found = _stored(job, order)
     if found is not None:
         return found
     with full_precision():
@@ -85,8 +94,7 @@ def run_job(job: Job, order: Order) -> Result:
     return _store(
         {
             "experiment": order.experiment,
-            "job": asdict(job),
-            "settings": asdict(setting),
+            **order.told(job),
             "hardware": hardware(device),
             "versions": {"splitgrow": splitgrow.__version__, "torch": torch.__version__,
                          "numpy": np.__version__},
@@ -107,36 +115,16 @@ def key_of(setting: Any) -> str:
     return key_of_fields(asdict(setting))
 
 
-def key_of_fields(settings: Mapping[str, Any]) -> str:
-    """The same, from a result's settings: an older version may have had fewer."""
-    return sha256(json.dumps(_told(settings), sort_keys=True).encode()).hexdigest()[:8]
-
-
-def _told(settings: Mapping[str, Any], *methods: str) -> dict[str, Any]:
-    """What tells settings apart, whatever fields were known when they were written.
-
-    Those that only other methods than ``methods`` look at do not.
-    """
-    kept = {k: v for k, v in settings.items() if k not in LATER or v != LATER[k]}
-    return {k: v for k, v in kept.items() if all(m in ONLY.get(k, methods) for m in methods)}
-
-
-def _compare(one: Result, other: Result) -> bool:
-    """Were two jobs run alike, as far as both depend on the settings?"""
-    methods = one["job"]["method"], other["job"]["method"]
-    return _told(one["settings"], *methods) == _told(other["settings"], *methods)
-
-
 def _file_of(job: Job, folder: Path) -> Path:
     return folder / "jobs" / f"{job.name}.json"
 
 
-def _stored(job: Job, setting: Any, folder: Path) -> Result | None:
+def _stored(job: Job, order: Order) -> Result | None:
     """What a job gave with these settings, if it is done."""
     try:
-        found = json.loads(_file_of(job, folder).read_text())
-        wanted = {"job": asdict(job), "settings": asdict(setting)}
-        same = found["job"] == wanted["job"] and _compare(found, wanted)
+        found: Result = json.loads(_file_of(job, order.folder).read_text())
+        wanted = order.told(job)
+        same = found["job"] == wanted["job"] and not differences(found, wanted)
     except (OSError, ValueError, LookupError, TypeError):
         return None
     return found if same else None
@@ -189,19 +177,21 @@ def run_orders(
     """The results of all jobs that can be done, in their order.
 
     A job that fails is reported with its name, and its result is missing. Each job has a process
-    of its own with one thread, so that not even one that is killed takes others with it.
+    of its own with one thread, so that not even one that is killed takes others with it. Where a
+    folder has jobs of other settings or data, nothing is run.
 
     Args:
         todo: what to do; jobs that are done already only give their results.
         workers: processes at a time.
         console: told of every job that ends; by default on the error stream.
     """
+    console = console or Console(stderr=True)
     _check(todo, workers)
-    waiting = deque(
-        (job, order) for job, order in todo if _stored(job, order.setting, order.folder) is None
-    )
-    _run_all(waiting, workers, console or Console(stderr=True))
-    found = (_stored(job, order.setting, order.folder) for job, order in todo)
+    _check_folders(todo)
+    waiting = deque((job, order) for job, order in todo if _stored(job, order) is None)
+    _say_what_is_done(len(todo) - len(waiting), len(todo), console)
+    _run_all(waiting, workers, console)
+    found = (_stored(job, order) for job, order in todo)
     return [result for result in found if result is not None]
 
 
@@ -211,6 +201,38 @@ def _check(todo: Sequence[Ordered], workers: int) -> None:
     files = [_file_of(job, order.folder) for job, order in todo]
     if twice := sorted({file.stem for file in files if files.count(file) > 1}):
         raise InputError(f"jobs: {', '.join(twice)} would be run twice. List each job once.")
+
+
+def _check_folders(todo: Sequence[Ordered]) -> None:
+    """Before anything runs: would the results stand beside, or replace, others of another kind?"""
+    for folder in dict.fromkeys(order.folder for _, order in todo):
+        wanted = [order.told(job) for job, order in todo if order.folder == folder]
+        for path, found in _readable(folder):
+            apart = next(filter(None, (differences(found, each) for each in wanted)), None)
+            if apart:
+                raise InputError(
+                    f"{path} was run with another setting ({words_of(apart, 'there', 'now')}), and "
+                    f"jobs of both do not compare; nothing was run. Choose another --folder, or "
+                    f"delete {path.parent}."
+                )
+
+
+def _readable(folder: Path) -> Iterator[tuple[Path, Result]]:
+    """The jobs that are done. A damaged file is none, and is replaced."""
+    for path in sorted((folder / "jobs").glob("*.json")):
+        try:
+            found = json.loads(path.read_text())
+            whole = isinstance(found["settings"], dict) and isinstance(found["job"]["method"], str)
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
+        if whole:
+            yield path, found
+
+
+def _say_what_is_done(done: int, count: int, console: Console) -> None:
+    if done:
+        left = "; there is nothing to run" if done == count else ""
+        console.print(f"{done} of {count} jobs are done already{left}.", highlight=False)
 
 
 def _run_all(waiting: deque[Ordered], workers: int, console: Console) -> None:
@@ -261,11 +283,13 @@ def finished(folder: Path, experiment: str) -> list[Result]:
         raise InputError(
             f"{place}: no job is done yet. Run: splitgrow paper {experiment} --data DIR"
         )
-    if not all(_compare(one, other) for one, other in combinations(found, 2)):
-        raise InputError(
-            f"{place}: these jobs were run with different settings, and do not compare. "
-            "Run each setting with a --folder of its own."
-        )
+    for one, other in combinations(found, 2):
+        if apart := differences(one, other):
+            raise InputError(
+                f"{place}: these jobs were run with different settings "
+                f"({words_of(apart, 'in one', 'in another')}), and do not compare. Run each "
+                "setting with a --folder of its own."
+            )
     return found
 
 
@@ -281,5 +305,14 @@ def chosen(
             raise InputError(
                 f"{option}: expected {', '.join(sorted(known))}, got {', '.join(wrong)}."
             )
-    return [job for job in todo if job.arch in (archs or [job.arch])
-            and job.method in (methods or [job.method])]  # fmt: skip
+    found = [job for job in todo if job.arch in (archs or [job.arch])
+             and job.method in (methods or [job.method])]  # fmt: skip
+    if not found:
+        there = dict.fromkeys(job.method for job in todo if job.arch in (archs or ()))
+        nets = dict.fromkeys(job.arch for job in todo if job.method in (methods or ()))
+        raise InputError(
+            f"--arch {', '.join(archs or ())} --method {', '.join(methods or ())}: there is no job "
+            f"of both. There is {', '.join(there)} of that net, and that method of "
+            f"{', '.join(nets)}."
+        )
+    return found

@@ -63,6 +63,7 @@ def order(
     folder: Path,
     device: str,
     read: Callable[[Path], SpeechData] | None = None,
+    contents: str | None = None,
 ) -> Order:
     """What the jobs share, for ``job_runs.run_job`` and ``run_jobs``.
 
@@ -72,10 +73,11 @@ def order(
         folder: see :class:`splitgrow.paper.job_runs.Order`.
         device: ``"cuda"`` or ``"cpu"``.
         read: gives the clips in ``data``; by default ``reader(folder)``.
+        contents: ``digest`` of these clips.
     """
     return Order(
         EXPERIMENT, setting, data, folder, device, read or reader(folder),
-        partial(kept_bench, folder), ORIGIN,
+        partial(kept_bench, folder), ORIGIN, contents,
     )  # fmt: skip
 
 
@@ -150,7 +152,7 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title=title, title_justify="left")
     headers = ("net", "test %", "val. %", "params k", "MACs M", "ops M", "n")
     for i, header in enumerate(headers):
-        table.add_column(header, justify="right" if i else "left", no_wrap=i > 0)
+        table.add_column(header, justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
     for row in rows:
         sizes = (row["params"] / 1e3, row["macs"] / 1e6, row["operations"] / 1e6)
         table.add_row(

@@ -36,7 +36,9 @@ Data = Annotated[
 Arch = Annotated[
     list[str] | None, typer.Option(help="Only these nets, may be repeated; by default all seven.")
 ]
-Epochs = Annotated[int | None, typer.Option(min=1, help="Of 500 steps, in every phase, not 4.")]
+Epochs = Annotated[
+    int | None, typer.Option(min=1, help="Epochs of 500 steps in every phase; by default 4.")
+]
 Export = Annotated[
     bool, typer.Option("--export", help="Write the grown nets as files for a device, too.")
 ]
@@ -70,32 +72,35 @@ def kws(
     The study is many jobs, each with a file of its own. Those that are done are not repeated, an
     interrupted one goes on; figures and tables are made of all the files that are there.
     """
-    from rich.console import Console
-
     from splitgrow.export.runner import require_onnx
     from splitgrow.paper import figures
     from splitgrow.paper.job_runs import chosen, finished, run_jobs
     from splitgrow.paper.kws import EXPERIMENT, order, reader, study
     from splitgrow.paper.kws_bench import Setting
     from splitgrow.paper.kws_files import export_jobs
+    from splitgrow.paper.screen import screen
+    from splitgrow.paper.speech_parts import digest
 
     figures.check_matplotlib()  # now, not after minutes of work
     if export:
         require_onnx()
-    console, place = Console(), folder / "kws"
+    console, place = screen(), folder / "kws"
     if not redraw:
         setting = scheduled(
             Setting(), paper_schedule=paper_schedule, quick=quick, epochs=epochs, batch=batch,
             phases=phases, finish=finish, step=step, columns=columns,
         )  # fmt: skip
         todo = chosen(study(range(1 if quick else seeds)), arch, method)
-        shared = order(setting, data=data, folder=place, device=device_named(device))
-        reader(place)(data)  # now, with a good error, and not in every process
+        contents = digest(reader(place)(data))  # now, with a good error, not in every process
+        shared = order(
+            setting, data=data, folder=place, device=device_named(device), contents=contents
+        )
         run_jobs(todo, shared, workers, console)
     show(place, console)
     if export:
         export_jobs(finished(place, EXPERIMENT), place)
         show_files(place, console)
+        say_where_files_are(place, console)
 
 
 def show(place: Path, console: Console) -> None:
@@ -132,11 +137,26 @@ def show_files(place: Path, console: Console) -> None:
     from splitgrow.paper.job_runs import finished
     from splitgrow.paper.kws import EXPERIMENT
 
-    rows = kws_files.read_files(place, finished(place, EXPERIMENT)[0]["settings"])
+    rows = kws_files.read_files(place, finished(place, EXPERIMENT))
     if rows:
         text, file = kws_files.to_markdown(rows), place / "files.md"
         write_file(file, text.encode())
         console.print(text, f"wrote {file}", sep="\n", soft_wrap=True, highlight=False)
+
+
+def say_where_files_are(place: Path, console: Console) -> None:
+    """The folders of the nets, and what to do with a file."""
+    from splitgrow.paper.job_runs import finished
+    from splitgrow.paper.kws import EXPERIMENT
+    from splitgrow.paper.kws_files import runs_of_jobs
+
+    files = sorted(runs_of_jobs(finished(place, EXPERIMENT), place).glob("*/model.*"))
+    for file in files:
+        console.print(f"wrote {file}", soft_wrap=True, highlight=False)
+    example = next((file for file in files if file.name == "model.onnx"), None)
+    if example is not None:
+        console.print(f"Try one: splitgrow listen {example} clip.wav", soft_wrap=True,
+                      highlight=False)  # fmt: skip
 
 
 def _json(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 UNITS = {"params": (1e3, "thousands"), "operations": (1e6, "millions")}
-TICKS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+Rows = Mapping[str, Mapping[str, Any]]  # nets by their names
+COARSE, FINE = (1, 2, 5), tuple(round(0.1 * k, 1) for k in range(10, 100))  # digits of ticks
+MOST = 10  # ticks
+GROWN = "splitting"  # in the published rows
+ABOVE = ("CRNN",)  # names of marks that have others to either side
+SMALL_PRINT: dict[str, Any] = {"fontsize": 5.5, "color": "#444444"}
 SMALL = LIMITS[1].params
 CLOSE = 1.5  # within this factor of the largest, names are put outside
 APART = 0.032  # of the panel's height, between two names
@@ -89,29 +95,46 @@ def _references(ax: Axes, jobs: Jobs, axis: str, view: View) -> None:
                label=f"The paper's grown net: {ACCURACY:.2%}")  # fmt: skip
     published = {name: row for name, row in PUBLISHED.items() if row["params"] <= view.most}
     _marks(ax, published, axis, {**OURS, "marker": "*", "label": "Published (Table 1)"})
-    _names(ax, published, axis)
     ours = {name: net for name, net in _trained(jobs).items() if net["params"] <= view.most}
     _marks(ax, ours, axis, {**OURS, "marker": "h", "label": "The same nets, trained here"})
+    _names(ax, published, ours, axis)
 
 
-def _names(ax: Axes, rows: Mapping[str, Mapping[str, Any]], axis: str) -> None:
-    """Beside a mark; of the largest nets, which stand close, outside of the panel."""
-    edge = max((row[axis] for row in rows.values()), default=0.0) / CLOSE
-    outside = {n: row for n, row in rows.items() if row[axis] >= edge and n != "splitting"}
-    style: Any = {"fontsize": 5.5, "color": "#444444"}
-    for name, row in rows.items():
-        if name not in outside:
-            place = (row[axis] / UNITS[axis][0], 100 * row["accuracy"])
-            # Our own nets are to the left of the paper's, on its line.
-            grown = name == "splitting"
-            words = "the paper's splitting" if grown else name
-            at, side = ((0, 7), "center") if grown else ((-4, 2), "right")
-            ax.annotate(words, place, xytext=at, textcoords="offset points", ha=side, **style)
+def _names(ax: Axes, published: Rows, ours: Rows, axis: str) -> None:
+    """Beside a mark; the largest nets, whose marks hide each other, are listed outside."""
+    every = [*published.values(), *ours.values()]
+    edge = max((row[axis] for row in every), default=0.0) / CLOSE
+    for name, row in [*published.items(), *ours.items()]:
+        if name == GROWN or row[axis] < edge:
+            _name(ax, name, row, axis)
+    _list(ax, {n: row for n, row in published.items() if row[axis] >= edge and n != GROWN}, ours)
+
+
+def _name(ax: Axes, name: str, row: Mapping[str, Any], axis: str) -> None:
+    place = (row[axis] / UNITS[axis][0], 100 * row["accuracy"])
+    # Our own nets are to the left of the paper's, on its line.
+    words, at, side = name, (4.5, 0.0), "left"
+    if name == GROWN:
+        words, at, side = "the paper's splitting", (4.0, 11.0), "right"
+    elif name in ABOVE:
+        at, side = (0.0, 6.5), "center"
+    ax.annotate(
+        words, place, xytext=at, textcoords="offset points", ha=side, va="center", **SMALL_PRINT
+    )
+
+
+def _list(ax: Axes, published: Rows, ours: Rows) -> None:
+    """Names with both accuracies, each about as high as its published mark."""
     low, high = ax.get_ylim()
-    last = high
-    for name, row in sorted(outside.items(), key=lambda item: -item[1]["accuracy"]):
-        last = min(100 * row["accuracy"], last - APART * (high - low))
-        ax.text(1.01, last, name, transform=ax.get_yaxis_transform(), va="center", **style)
+    apart = APART * (high - low)
+    style: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "va": "center", **SMALL_PRINT}
+    last = high - apart
+    if published:
+        ax.text(1.01, last, "published, here", **style)
+    for name, row in sorted(published.items(), key=lambda item: -item[1]["accuracy"]):
+        last = min(100 * row["accuracy"], last - apart)
+        here = f", {100 * ours[name]['accuracy']:.2f}" if name in ours else ""
+        ax.text(1.01, last, f"{name} {100 * row['accuracy']:.2f}{here}", **style)
 
 
 def _trained(jobs: Jobs) -> dict[str, Mapping[str, Any]]:
@@ -132,13 +155,22 @@ def _marks(
 def _frame(ax: Axes, axis: str) -> None:
     ax.set_xscale("log")
     low, high = ax.get_xlim()
-    ax.set_xticks([t for t in TICKS if low <= t <= high])
+    ax.set_xticks(_ticks(low, high))
     ax.xaxis.set_major_formatter("{x:g}")
     ax.xaxis.set_minor_formatter("")
     ax.set_xlabel(f"{AXES[axis]} ({UNITS[axis][1]})")
     ax.set_ylabel("test accuracy (%)")
     ax.grid(color="#E4E4E4", lw=0.5)
     ax.set_axisbelow(True)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers within a range: as few as will do, and two at least where there are any."""
+    for digits in (COARSE, FINE):
+        found = [d * 10.0**k for k in range(-2, 5) for d in digits if low <= d * 10.0**k <= high]
+        if len(found) > 1:
+            break
+    return found[:: ceil(len(found) / MOST)] if found else []
 
 
 def _heights(members: Members, view: View) -> tuple[float, float]:

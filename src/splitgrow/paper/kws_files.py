@@ -24,7 +24,8 @@ from splitgrow.export.executorch_file import ExecutorchRunner
 from splitgrow.export.run import export_run
 from splitgrow.export.runner import OnnxRunner
 from splitgrow.files import write_file
-from splitgrow.paper.job_runs import Result, key_of_fields
+from splitgrow.paper.job_match import key_of_fields
+from splitgrow.paper.job_runs import Result
 from splitgrow.paper.jobs import Point
 from splitgrow.paper.kws import Job
 from splitgrow.paper.kws_claims import KINDS
@@ -33,7 +34,9 @@ from splitgrow.paper.results import rounded
 from splitgrow.runs import RunFolder
 
 Row = dict[str, Any]
+Net = tuple[str, str, int]  # method, after, seed
 FILES = "files.json"
+ROUNDING = 1e-3  # of an accuracy: some clips on an edge may fall to the other side in a file
 ANSWERED = 256  # clips at a time, of files that take more than one
 NAMES = {"onnx": "ONNX, float", "int8": "ONNX, int8", "pte": "ExecuTorch, float"}
 
@@ -48,7 +51,7 @@ def export_jobs(jobs: Sequence[Result], folder: Path) -> list[Row]:
         jobs: results of the study.
         folder: of the study, with its runs.
     """
-    runs = folder / "runs" / key_of_fields(jobs[0]["settings"])
+    runs = runs_of_jobs(jobs, folder)
     grown = [
         (Job(**job["job"]), job["points"][-1]) for job in jobs if job["job"]["method"] in KINDS
     ]
@@ -64,14 +67,40 @@ def export_jobs(jobs: Sequence[Result], folder: Path) -> list[Row]:
     return rows
 
 
-def read_files(folder: Path, settings: Mapping[str, Any]) -> list[Row]:
-    """What ``export_jobs`` wrote of nets with these settings; nothing where it never did."""
+def runs_of_jobs(jobs: Sequence[Result], folder: Path) -> Path:
+    """Where the runs of these jobs are, if they were made in this folder: one for each job."""
+    return folder / "runs" / key_of_fields(jobs[0]["settings"])
+
+
+def read_files(folder: Path, jobs: Sequence[Result]) -> list[Row]:
+    """What ``export_jobs`` wrote of the last nets of these jobs; nothing where it never did."""
     file = folder / FILES
     if not file.exists():
         return []
     found: dict[str, Any] = json.loads(file.read_text())
-    alike = key_of_fields(found["settings"]) == key_of_fields(settings)
-    return list(found["files"]) if alike else []
+    if key_of_fields(found["settings"]) != key_of_fields(jobs[0]["settings"]):
+        return []
+    nets = {_net_of(job["job"]): job["points"][-1] for job in jobs if job["points"]}
+    theirs: dict[Net, list[Row]] = {}
+    for row in found["files"]:
+        theirs.setdefault(_net_of(row), []).append(row)
+    return [
+        row for net, rows in theirs.items() if net in nets and _are_of(nets[net], rows)
+        for row in rows
+    ]  # fmt: skip
+
+
+def _net_of(told: Mapping[str, Any]) -> Net:
+    return told["method"], told["after"], told["seed"]
+
+
+def _are_of(last: Point, rows: Sequence[Row]) -> bool:
+    """The same settings and seed give another net on another machine: is it this one?"""
+    exact = [row["accuracy"] for row in rows if row["file"] != "int8"]
+    sizes = {(row["params"], row["macs"]) for row in rows}
+    return sizes == {(last["params"], last["macs"])} and all(
+        abs(accuracy - last["accuracy"]) <= ROUNDING for accuracy in exact
+    )
 
 
 def _exported(job: Job, run: Path, last: Point) -> Iterator[Row]:

@@ -8,6 +8,7 @@ runs, so that ``splitgrow export`` needs the data set no more.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -41,17 +42,43 @@ def kept_bench(folder: Path, setting: Setting, data: SpeechData, device: torch.d
 
 
 def keep(bench: Bench, runs: Path) -> None:
-    """Write the file of a bench. Several jobs write the same one."""
+    """Write the file of a bench. Several jobs have the same one.
+
+    Raises:
+        InputError: it is there, of other clips, which the nets beside it were grown on.
+    """
+    inputs, labels = (torch.cat(each) for each in zip(*bench.scored, strict=True))
+    clips = {"inputs": inputs, "labels": labels, "test_inputs": bench.test[0],
+             "test_labels": bench.test[1]}  # fmt: skip
+    if (runs / FILE).exists() and _kept_already(clips, runs / FILE):
+        return
     runs.mkdir(parents=True, exist_ok=True)
     keywords = Keywords(CLASSES, *(tuple(t.tolist()) for t in (bench.mfcc.mean, bench.mfcc.std)))
-    inputs, labels = (torch.cat(each) for each in zip(*bench.scored, strict=True))
     write_sealed(
         runs / FILE,
-        {"inputs": inputs, "labels": labels, "test_inputs": bench.test[0],
-         "test_labels": bench.test[1]},
+        clips,
         {"format": FORMAT, "keywords": json.dumps(asdict(keywords)),
          "width": str(bench.setting.width), "batch": str(bench.setting.scored_batch)},
     )  # fmt: skip
+
+
+def _kept_already(clips: Mapping[str, Tensor], file: Path) -> bool:
+    """Is the file whole? Raise where it has other clips."""
+    try:
+        _, found = read_sealed(file, FORMAT)
+    except CheckpointError:
+        return False
+    if not all(_alike(found[name], values.cpu()) for name, values in clips.items()):
+        raise InputError(
+            f"{file} has other clips: the nets beside it were grown on another data set. Choose "
+            f"another --folder, or delete {file.parent}."
+        )
+    return True
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """Equal but for the rounding of another device."""
+    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=1e-3)
 
 
 def experiment(run_dir: Path) -> Experiment:

@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any
 
 from splitgrow.paper.curve_figures import LOOKS
-from splitgrow.paper.curves import Jobs, std
+from splitgrow.paper.curves import Jobs, group_of, name_of, std
 from splitgrow.paper.jobs import FULL
 from splitgrow.paper.kws_bench import GROWABLE
 
@@ -43,17 +43,27 @@ def table1(jobs: Jobs, claims: Mapping[str, Any]) -> list[Row]:
         for name, published in PUBLISHED.items()
         if name != "splitting"
     ]
+    start = _mean_of([job for job in jobs if job["job"]["method"] == "bn" and _is_plain(job)])
+    if start is not None:  # the same net, but for the gradient of sparsity
+        zoo.append({"net": f"{GROWABLE}, before pruning", "published": None, "ours": start})
     within = [row for row in claims["reached"] if row["group"] == PLAIN]
     return [*zoo, *_grown(within, "paper"), *_grown(within, "small")]
 
 
+def _is_plain(job: Mapping[str, Any]) -> bool:
+    return name_of(group_of(job)) == PLAIN
+
+
 def full_net(jobs: Jobs, arch: str) -> Row | None:
     """Mean over the seeds of a net of the zoo."""
-    nets = [
-        job["points"][0]
-        for job in jobs
-        if (job["job"]["arch"], job["job"]["method"]) == (arch, FULL) and job["points"]
-    ]
+    return _mean_of(
+        [job for job in jobs if (job["job"]["arch"], job["job"]["method"]) == (arch, FULL)]
+    )
+
+
+def _mean_of(jobs: Jobs) -> Row | None:
+    """Of the first net of each job."""
+    nets = [job["points"][0] for job in jobs if job["points"]]
     if not nets:
         return None
     accuracies = [net["accuracy"] for net in nets]
@@ -95,7 +105,8 @@ def to_markdown(rows: Sequence[Row]) -> str:
     note = (
         "Published: Table 1 of Liu et al. 2019. Ours: mean ± standard deviation over the rounds. "
         "Where a size is given, the net of each round is the one with the best validation accuracy "
-        "among those of that size."
+        "among those of that size. Before pruning: the full net that pruning starts from, trained "
+        "with its gradient of sparsity."
     )
     return "\n".join([*lines, "", note, ""])
 

@@ -58,12 +58,14 @@ class LogMel(nn.Module):
 
     window: Tensor  # (640,)
     bands: Tensor  # (513, 40)
+    floor: Tensor  # (1,), no plain number: exporters take a small one that is added for zero
 
     def __init__(self) -> None:
         super().__init__()
         window = torch.hann_window(WINDOW, periodic=True, dtype=torch.float64)
         self.register_buffer("window", window.float(), persistent=False)
         self.register_buffer("bands", mel_bands().float(), persistent=False)
+        self.register_buffer("floor", torch.tensor([FLOOR]), persistent=False)
 
     def forward(self, waves: Tensor) -> Tensor:
         """(B, samples) to (B, 49, 40)."""
@@ -81,7 +83,7 @@ class LogMel(nn.Module):
         frames = torch.cat([hops[:, :-1], hops[:, 1:]], 2) * self.window  # (B, 49, 640)
         spectrum = torch.view_as_real(torch.fft.rfft(frames, FFT))  # (B, 49, 513, 2)
         power = spectrum.square().sum(-1) @ self.bands  # (B, 49, 40)
-        return 10 * torch.log10(power + FLOOR)
+        return 10 * torch.log10(power + self.floor)
 
 
 class Mfcc(nn.Module):

@@ -118,8 +118,9 @@ def _check_enough(
     if problems:
         raise InputError(
             f"{folder}: expected wav files <word>/<speaker>_nohash_<n>.wav of the ten keywords and "
-            f"of other words, got {'; '.join(problems)}. Name the folder where Speech Commands was "
-            f"unpacked ({_DOWNLOAD})."
+            f"of other words, or packed features (logmel.npz, or speech_commands/logmel.npz), got "
+            f"{'; '.join(problems)}. Name the folder where Speech Commands was unpacked "
+            f"({_DOWNLOAD}), or where the packed features are."
         )
 
 

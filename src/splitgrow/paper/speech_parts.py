@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -51,6 +52,15 @@ class SpeechData:
     def silence(self) -> Tensor:
         """(M, 49, 40) codes: the silence to learn from, which is the noise to mix with features."""
         return self.train.codes[self.train.labels == SILENCE]
+
+
+def digest(data: SpeechData) -> str:
+    """Eight letters that tell data sets apart: by their clips, and whether there are waveforms."""
+    found = hashlib.sha256(b"features" if data.noise is None else b"waveforms")
+    for part in (data.train, data.val, data.test):
+        for values in (part.codes, part.labels):
+            found.update(values.contiguous().numpy().data)
+    return found.hexdigest()[:8]
 
 
 def row_weights(labels: Tensor, share: float = 0.08) -> Tensor:

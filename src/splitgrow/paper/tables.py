@@ -26,7 +26,7 @@ def tables(name: str, claims: Mapping[str, Any]) -> list[Table]:
 def _table(title: str, *headers: str) -> Table:
     table = Table(title=title, title_justify="left", caption_justify="left")
     for i, header in enumerate(headers):
-        table.add_column(header, justify="right" if i else "left")
+        table.add_column(header, justify="right" if i else "left", overflow="fold")
     return table
 
 
