@@ -61,7 +61,7 @@ LEVERS = {
     ),
     "longer": Lever(
         "searched step, 12 epochs a phase", ("splitting", "random"),
-        {"step": None, "epochs": 12}, phases=3,
+        {"step": None, "epochs": 12},
     ),
     "gain": Lever("lambda times the squared norm", ("splitting-gain",)),
     "params": Lever("lambda per added parameter", ("splitting-params",)),

@@ -31,7 +31,7 @@ from splitgrow.paper.job_match import key_of_fields
 from splitgrow.paper.job_runs import finished
 from splitgrow.paper.job_study import NET, Study
 from splitgrow.paper.jobs import GROWN, UNIFORM
-from splitgrow.paper.training import Course
+from splitgrow.paper.training import Course, Rate
 from splitgrow.phase import Phase
 
 TINY = Setting(
@@ -332,16 +332,34 @@ def test_the_rate_after_a_split_or_a_cut(
     method: str, after: Any, parts: list[float], small: None, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    found: list[float] = []
+    found = rates_of(monkeypatch)
+    done(Job("vgg19", method, after), tmp_path, replace(TINY, restart=0.2, finish=1))
+    assert [r.highest for r in found] == pytest.approx([TINY.rate_vgg19 * part for part in parts])
+
+
+@pytest.mark.parametrize(
+    ("method", "shapes"),
+    [("splitting", ["constant", "constant", "cosine"]), ("l1", ["cosine"] * 2)],
+)
+def test_growth_at_a_rate_that_does_not_fall(
+    method: str, shapes: list[str], small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = rates_of(monkeypatch)
+    done(Job("vgg19", method), tmp_path, replace(TINY, growing="constant", finish=1))
+    assert [rate.shape for rate in found] == shapes
+
+
+def rates_of(monkeypatch: pytest.MonkeyPatch) -> list[Rate]:
+    """What every training of a job will take."""
+    found: list[Rate] = []
     train = Bench._train
 
     def recorded(bench: Bench, net: nn.Module, phase: Phase, course: Course, *rest: Any) -> None:
-        found.append(course.rate.highest)
+        found.append(course.rate)
         train(bench, net, phase, course, *rest)
 
     monkeypatch.setattr(Bench, "_train", recorded)
-    done(Job("vgg19", method, after), tmp_path, replace(TINY, restart=0.2, finish=1))
-    assert found == pytest.approx([TINY.rate_vgg19 * part for part in parts])
+    return found
 
 
 @pytest.mark.parametrize("method", ["splitting", "uniform-long", "l1"])

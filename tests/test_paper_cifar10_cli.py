@@ -189,6 +189,9 @@ def test_nets_methods_and_schedule_can_be_chosen(ordered: list[Any]) -> None:
     for at, (option, name) in enumerate(SHARES):
         assert invoke(option, "0.6").exit_code == 0
         assert getattr(ordered[7 + 2 * at], name) == 0.6
+    assert invoke("--growing", "constant").exit_code == 0
+    assert ordered[-1].growing == "constant"
+    assert invoke("--growing", "sideways").exit_code == 2
 
 
 def test_learning_rates_go_with_the_batch(ordered: list[Any]) -> None:

@@ -24,7 +24,7 @@ from splitgrow.split import Columns
 # results that lack them are those of these values.
 LATER: Mapping[str, object] = {
     "max_growth": None, "floor": 0.0, "size": None, "restart": 1.0, "stand_in": 3.0, "at_least": 0,
-    "columns": "halved",
+    "columns": "halved", "growing": None,
 }  # fmt: skip
 # Fields that only these methods look at: the results of others hold whatever they are.
 ONLY: Mapping[str, Sequence[str]] = {
@@ -38,6 +38,7 @@ ONLY: Mapping[str, Sequence[str]] = {
     "at_least": tuple(GROWN),
     "columns": tuple(GROWN),
     "restart": (*GROWN, *PRUNED),
+    "growing": tuple(GROWN),
 }
 Batch = tuple[Tensor, Tensor]  # inputs and labels
 Change = Callable[[nn.Module], None]  # of a net's gradients, before a step
@@ -57,6 +58,8 @@ class Setting:
         warm_up: share of a phase in which the rate rises.
         restart: the highest rate after a split or a cut, as a part of that of the first phase.
             Nets from fresh weights, and the last long training of each, have the whole.
+        growing: the shape of the rate in all phases of growth but the last long training; None:
+            as everywhere. ``"constant"`` keeps nets that will be split from settling.
         scored: samples of the training part that splitting indexes and steps are found on.
         lanczos: steps of Lanczos in scoring; None leaves that to :func:`splitgrow.score`.
         stand_in: beta of the softplus whose curvature stands in for that of ReLU in scoring.
@@ -85,6 +88,7 @@ class Setting:
     shape: str = "cosine"
     warm_up: float
     restart: float = 1.0
+    growing: str | None = None
     weight_decay: float
     scored: int = 4096
     scored_batch: int
@@ -145,19 +149,22 @@ class Bench(ABC, Generic[Part]):
         *,
         phases: int = 1,
         rate: float = 1.0,
+        shape: str | None = None,
         sparse: Change | None = None,
     ) -> None:
         """As many epochs as that many phases have, under one fall of the learning rate.
 
-        ``rate`` is the highest one, as a part of the net's; ``sparse`` changes the gradients before
-        each step.
+        ``rate`` is the highest one, as a part of the net's, ``shape`` how it falls if not as the
+        setting says; ``sparse`` changes the gradients before each step.
         """
-        self._train(net, phase, self.course(net, phases, rate), sparse)
+        self._train(net, phase, self.course(net, phases, rate, shape), sparse)
 
-    def course(self, net: nn.Module, phases: int = 1, rate: float = 1.0) -> Course:
+    def course(
+        self, net: nn.Module, phases: int = 1, rate: float = 1.0, shape: str | None = None
+    ) -> Course:
         """How long and how fast a net is trained."""
         setting = self.setting
-        rates = Rate(rate * self.highest_rate(net), setting.shape, setting.warm_up)
+        rates = Rate(rate * self.highest_rate(net), shape or setting.shape, setting.warm_up)
         return Course(self.samples, setting.batch, phases * setting.epochs, rates)
 
     @property

@@ -19,6 +19,7 @@ from splitgrow.paper.options import (
     Download,
     Finish,
     Folder,
+    Growing,
     MaxGrowth,
     Methods,
     Phases,
@@ -77,6 +78,7 @@ def cifar10(
     step: Step = None,
     columns: Columns = None,
     restart: Restart = None,
+    growing: Growing = None,
     paper_schedule: PaperSchedule = False,  # noqa: FBT002  (typer makes it a flag)
     quick: Quick = False,  # noqa: FBT002
     redraw: Redraw = False,  # noqa: FBT002
@@ -106,7 +108,7 @@ def cifar10(
         setting = scheduled(
             Setting(), paper_schedule=paper_schedule, quick=quick, epochs=epochs, phases=phases,
             largest=largest, finish=finish, max_growth=max_growth, step=step, columns=columns,
-            restart=restart,
+            restart=restart, growing=growing,
         )  # fmt: skip
         if batch is not None:
             setting = setting.in_batches(batch)

@@ -140,6 +140,7 @@ class Study:
         sparse = partial(add_sparsity_gradient, sparsity=setting.sparsity)
         self.bench.train(
             net, phase, phases=phases, rate=setting.restart if goes_on else 1.0,
+            shape=setting.growing if job.method in GROWN else None,
             sparse=sparse if job.method == "bn" else None,
         )  # fmt: skip
 

@@ -39,6 +39,12 @@ Restart = Annotated[
     float | None,
     typer.Option(help="The highest rate after a split or a cut, as a part of the first phase's."),
 ]
+Growing = Annotated[
+    Literal["constant", "cosine", "linear", "steps"] | None,
+    typer.Option(
+        help="The rate in the phases of growth; it falls in the last long training (--finish)."
+    ),
+]
 MaxGrowth = Annotated[
     float | None,
     typer.Option(help="No layer grows by more than this share of itself in a phase; 1: any."),
