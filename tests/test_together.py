@@ -70,6 +70,62 @@ def test_side_by_side_as_alone(
             )
 
 
+class Beside(nn.Module):
+    """A unit of few parameters beside one of many, each with an input of its own."""
+
+    def __init__(self, few: int, many: int) -> None:
+        super().__init__()
+        self.many, self.few = nn.Linear(many, 2), nn.Linear(few, 32)
+        self.ends = nn.ModuleList([nn.Linear(2, 1), nn.Linear(32, 1)])
+
+    def forward(self, x: tuple[Tensor, Tensor]) -> Tensor:
+        return self.ends[0](torch.tanh(self.many(x[0]))) + self.ends[1](torch.tanh(self.few(x[1])))
+
+
+def test_small_indexes_are_found_beside_a_far_larger_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What counts as rounding of 0 goes by a neuron's own size, in float32."""
+    monkeypatch.setattr(solve, "limit_of", lambda _: 1e9)  # else they are not put together
+    monkeypatch.setattr(solve.span, "pays", lambda *_: False)
+    torch.manual_seed(3)
+    model, count, wide = Beside(20, 8000), 60, 30.0
+    scale = torch.tensor([wide] + 19 * [0.1])  # indexes of very different sizes
+    with torch.no_grad():
+        model.few.weight[:, 0] *= 0.01
+        model.few.bias.fill_(1.0)
+    batch = ((torch.randn(count, 8000), torch.randn(count, 20) * scale), torch.randn(count, 1))
+    values = {}
+    for dtype in (torch.float32, torch.float64):
+        model.to(dtype)
+        inputs = tuple(x.to(dtype) for x in batch[0])
+        values[dtype] = sg.score(
+            model, lambda m, b: F.mse_loss(m(b[0]), b[1]), [(inputs, batch[1].to(dtype))], steps=19,
+            units=sg.find_units(model, (inputs,)),
+        )["few"].values.double()  # fmt: skip
+    exact = values[torch.float64]
+    assert ((values[torch.float32] < 0) == (exact < 0)).all()
+    torch.testing.assert_close(values[torch.float32], exact, rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "families"),
+    [((20, 30), [["few", "many"]]), ((20, 8000), [["few"], ["many"]])],
+)
+def test_units_of_other_sizes_do_not_wait_for_each_other(
+    sizes: tuple[int, int], families: list[list[str]], groups: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Filled up to the size of a large one, small ones would take its time and memory."""
+    monkeypatch.setattr(solve.span, "pays", lambda *_: False)
+    torch.manual_seed(0)
+    model = Beside(*sizes)
+    inputs = (torch.randn(9, sizes[1]), torch.randn(9, sizes[0]))
+    sg.score(
+        model, lambda m, b: m(b[0]).square().mean(), [(inputs, None)], steps=8,
+        units=sg.find_units(model, (inputs,)),
+    )  # fmt: skip
+    assert sorted(sorted(family) for family in groups) == families
+
+
 def units_of(scores: sg.Scores) -> list[str]:
     return [name for name, found in scores.items() if found.method == "lanczos"]
 

@@ -70,7 +70,8 @@ def from_dense(matrix: Tensor) -> Eigenpairs:
     exact = matrix.double()
     values, vectors = torch.linalg.eigh(exact)
     value, vector = values[:, 0], vectors[:, :, 0]
-    value = _without_noise(value, values.abs().amax(dim=1), matrix)
+    noise = _noise(matrix.dtype, torch.tensor(matrix.shape[-1]))
+    value = _without_noise(value, values.abs().amax(dim=1), noise)
     residual = (exact @ vector[..., None]).squeeze(-1) - value[:, None] * vector
     found = (value, oriented(vector), residual.norm(dim=1))
     return Eigenpairs(*(tensor.to(matrix.dtype) for tensor in found))
@@ -81,7 +82,9 @@ def lanczos(apply: Matvec, start: Tensor, steps: int, metric: Matvec | None = No
     return answered(lanczos_solver(start, steps, metric), apply)
 
 
-def lanczos_solver(start: Tensor, steps: int, metric: Matvec | None = None) -> Solver:
+def lanczos_solver(
+    start: Tensor, steps: int, metric: Matvec | None = None, sizes: Tensor | None = None
+) -> Solver:
     """Lanczos with full re-orthogonalisation, for n matrices side by side.
 
     Args:
@@ -89,9 +92,12 @@ def lanczos_solver(start: Tensor, steps: int, metric: Matvec | None = None) -> S
         steps: products to take; the Krylov space has at most this dimension.
         metric: v -> G v, where S is symmetric in the inner product a^T G b. The solver then asks
             for products with G v_k instead.
+        sizes: (n,) of each matrix, where vectors are filled up with zeros to d; None: all are d.
     """
     n, d = start.shape
     steps = min(steps, d)
+    sizes = torch.full((n,), d, device=start.device) if sizes is None else sizes
+    noise = _noise(start.dtype, sizes)
     space = _Krylov(start.new_zeros(n, steps, d), metric)
     alpha = torch.zeros(n, steps, dtype=torch.float64, device=start.device)
     beta = torch.zeros(n, steps, dtype=torch.float64, device=start.device)
@@ -106,9 +112,9 @@ def lanczos_solver(start: Tensor, steps: int, metric: Matvec | None = None) -> S
         alpha[:, j] = overlap[:, j]
         scale = alpha.abs().amax(dim=1) + beta.abs().amax(dim=1)
         # Below this the Krylov space is invariant: what is left of w is rounding.
-        alive = alive & (norm > _noise(start.dtype, d) * scale)
+        alive = alive & (norm > noise * scale)
         beta[:, j] = torch.where(alive, norm.double(), 0.0)
-    return _ritz(space, alpha, beta)
+    return _ritz(space, alpha, beta, noise)
 
 
 class _Krylov:
@@ -156,7 +162,7 @@ def _length(w: Tensor, dual: Tensor) -> Tensor:
     return torch.linalg.vecdot(w, dual).clamp_min(0).sqrt()
 
 
-def _ritz(space: _Krylov, alpha: Tensor, beta: Tensor) -> Eigenpairs:
+def _ritz(space: _Krylov, alpha: Tensor, beta: Tensor, noise: Tensor) -> Eigenpairs:
     basis = space.basis
     steps = basis.shape[1]
     used = torch.linalg.vecdot(basis, space.duals) > 0.5
@@ -172,17 +178,18 @@ def _ritz(space: _Krylov, alpha: Tensor, beta: Tensor) -> Eigenpairs:
     vector = vector / vector.norm(dim=1, keepdim=True)
     last = used.long().sum(dim=1, keepdim=True) - 1
     tail = (beta.gather(1, last) * smallest.gather(1, last)).squeeze(1).abs()
-    value = _without_noise(values[:, 0], scale.squeeze(1), basis)
+    value = _without_noise(values[:, 0], scale.squeeze(1), noise)
     return Eigenpairs(value.to(basis.dtype), oriented(vector), tail.to(basis.dtype))
 
 
-def _noise(dtype: torch.dtype, d: int) -> float:
-    return torch.finfo(dtype).eps * max(d, 8)
+def _noise(dtype: torch.dtype, sizes: Tensor) -> Tensor:
+    """What rounding makes of products with matrices of these sizes, as a part of their norm."""
+    return torch.finfo(dtype).eps * sizes.clamp_min(8)
 
 
-def _without_noise(value: Tensor, scale: Tensor, like: Tensor) -> Tensor:
+def _without_noise(value: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
     """A lambda within rounding of 0 is 0: a split must not hang on a rounding error."""
-    return torch.where(value.abs() <= _noise(like.dtype, like.shape[-1]) * scale, 0.0, value)
+    return torch.where(value.abs() <= noise * scale, 0.0, value)
 
 
 def oriented(vectors: Tensor) -> Tensor:

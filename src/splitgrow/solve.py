@@ -69,31 +69,38 @@ class _Solved:
 class Solving:
     """Solves units as they come.
 
-    Those that Lanczos solves wait for each other, as long as all that they hold is no more than one
-    piece of the data of a large one; see :class:`splitgrow.together.Together`.
+    Those that Lanczos solves wait for each other, as long as all that they hold, filled up to the
+    size of the largest, is no more than one piece of the data of a large one; see
+    :class:`splitgrow.together.Together`.
     """
 
     def __init__(self, setup: Setup, samples: int, effort: Effort) -> None:
         self._setup, self._samples, self._effort = setup, samples, effort
         self._waiting: list[Member] = []
-        self._room = 0  # that is left for others to wait, in bytes
+        self._held = 0  # bytes of what those that wait were seen with
         self._solved: list[_Solved] = []
 
     def take(self, unit: Unit, theta: Tensor, evidence: list[Evidence]) -> None:
         """One more unit with its neurons theta (n, d); the evidence is taken out of the list."""
-        held = bytes_of(evidence) + self._effort.products * theta.nbytes
         team = self._setup.team
-        held = team.sum(held, f"room for {unit.name}") // team.size
-        if held > self._room or not all(_are_alike(theta, m.theta) for m in self._waiting):
+        held = team.sum(bytes_of(evidence), f"room for {unit.name}") // team.size
+        if not self._may_wait(theta, held):
             self._solve_waiting()
-            self._room = limit_of(theta)
         products = Products(unit, evidence, self._setup, self._samples)
         found = _without_lanczos(products, theta, self._effort)
         if found is None:
             self._waiting.append(Member(products, theta, self._effort.begin(unit, theta)))
-            self._room -= held
+            self._held += held
         else:
             self._keep(products, theta, *found)
+
+    def _may_wait(self, theta: Tensor, held: int) -> bool:
+        """Is there room for one more, which needs so many bytes beside its vectors?"""
+        family = [theta, *(member.theta for member in self._waiting)]
+        padded = sum(map(len, family)) * max(t.shape[1] for t in family)
+        vectors = self._effort.products * padded * theta.element_size()
+        alike = all(_are_alike(theta, other) for other in family)
+        return alike and self._held + held + vectors <= limit_of(theta)
 
     def scores(self) -> Iterator[UnitScores]:
         """Of all units that were taken."""
@@ -104,7 +111,7 @@ class Solving:
             yield scores_of(s.unit, team, s.pairs, s.theta, error, s.method)
 
     def _solve_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting, self._held = self._waiting, [], 0
         if waiting:
             pairs = Together(waiting).smallest(self._effort.products)
             for member, own in zip(waiting, pairs, strict=True):
@@ -164,6 +171,6 @@ def scores_of(
     Where there is no curvature, there is no doubt of it.
     """
     scales = theta.norm(dim=1)
-    error = theta.new_zeros(len(theta)) if method == "zero" else error.to(theta.dtype)
+    error = theta.new_zeros(len(theta)) if method == "zero" else error.to(theta)
     team.first_((pairs.values, pairs.vectors, pairs.residuals, scales, error), unit.name)
     return UnitScores(unit, pairs.values, pairs.vectors, pairs.residuals, scales, method, error)

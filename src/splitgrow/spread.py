@@ -38,7 +38,8 @@ def errors(spreads: Sequence[Spread], team: Team, place: str) -> list[Tensor]:
     """(width,) of each spread, over the groups of all ranks; nan where there is but one."""
     if not spreads:
         return []
-    sums = team.add_(torch.cat([spread.sums for spread in spreads], dim=1), place)
+    device = spreads[0].sums.device  # units may lie on several
+    sums = team.add_(torch.cat([s.sums.to(device) for s in spreads], dim=1), place)
     total, squares, crossed, groups, samples, samples_squared = sums
     share = total / samples  # of one sample
     spread = squares - 2 * share * crossed + share**2 * samples_squared

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from splitgrow.eigen import Eigenpairs, answered, lanczos_solver
@@ -40,7 +41,8 @@ class Together:
     def smallest(self, steps: int) -> list[Eigenpairs]:
         """lambda_min, its eigenvector and its residual, for every neuron of each unit."""
         start = self._joined([member.start for member in self._members])
-        found = answered(lanczos_solver(start, steps), self)
+        sizes = torch.tensor(self._sizes).repeat_interleave(torch.tensor(self._counts))
+        found = answered(lanczos_solver(start, steps, sizes=sizes.to(start.device)), self)
         parts = zip(
             found.values.split(self._counts), self._parted(found.vectors),
             found.residuals.split(self._counts), strict=True,
