@@ -17,9 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 KEYWORDS = ROOT / "results" / "paper" / "kws"
 CIFAR10 = ROOT / "results" / "paper" / "cifar10"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "cifar10.md")
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 FILES = {
     "scoring": RESULTS / "scoring.json",
+    "peers": RESULTS / "peers-cpu.json",
     "digits": RESULTS / "digits.json",
     "keywords": KEYWORDS / "table1.json",
     "files": KEYWORDS / "again" / "files.json",
@@ -55,6 +56,25 @@ def _scoring_row(row: dict[str, Any]) -> str:
         f"| {row['net']} | {row['neurons']:,} | {row['largest d']:,} "
         f"| {row['time ratio']:.1f} x a step | {row['memory ratio']:.2f} x a step |"
     )
+
+
+def peers(found: Any) -> str:
+    """Cost and quality of each method on each net, or why there is none."""
+    lines = [
+        "| net | method | time | memory | found | epochs |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for row in found["rows"]:
+        if row["status"] != "ok":
+            lines.append(f"| {row['net']} | {row['method']} | {row['status']} | | | |")
+            continue
+        share = row.get("overlap over net")
+        named = "" if share is None else f"{share:.1%}"
+        lines.append(
+            f"| {row['net']} | {row['method']} | {row['cost']:.1f} x | {row['memory']:.1f} x "
+            f"| {named} | {row['epochs']:.1f} |"
+        )
+    return "\n".join(lines)
 
 
 def digits(found: Any) -> str:
