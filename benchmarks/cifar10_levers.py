@@ -63,6 +63,14 @@ LEVERS = {
         "searched step, 12 epochs a phase", ("splitting", "random"),
         {"step": None, "epochs": 12},
     ),
+    "finish": Lever(
+        "the last net trained on, 16 epochs", ("splitting", "random", "uniform-long"),
+        {"finish": 4},
+    ),
+    "constant": Lever(
+        "the same, the rate stays high until then", ("splitting", "random"),
+        {"finish": 4, "growing": "constant"},
+    ),
     "gain": Lever("lambda times the squared norm", ("splitting-gain",)),
     "params": Lever("lambda per added parameter", ("splitting-params",)),
     "everywhere": Lever(
@@ -84,21 +92,27 @@ def orders(levers: Iterable[str], data: Path, folder: Path) -> list[Ordered]:
 
 
 def row(words: str, method: str, found: Sequence[Result]) -> dict[str, Any]:
-    """The jobs of a lever, one for each seed, as numbers: a column for each size."""
+    """The jobs of a lever, one for each seed, as numbers: a column for each size.
+
+    ``finished`` has the net of each that was trained on at the end; it is in no column.
+    """
+    ends = [point for job in found for point in job["points"] if point["finished"]]
     return {
         "lever": words, "method": method, "seeds": [job["job"]["seed"] for job in found],
         **{key: [_mean([at(job, key, size) for job in found]) for size in SIZES]
            for key in ("validation", "loss")},
         "change": [p["split"]["measured"] for job in found for p in job["points"] if p["split"]],
+        "finished": [{key: p[key] for key in ("params", "epochs", "validation")} for p in ends],
     }  # fmt: skip
 
 
 def at(job: Result, key: str, size: int) -> float | None:
     """A number of a net of that size, linear in the size's logarithm between nets."""
-    sizes = [point["params"] for point in job["points"]]
-    if not min(sizes) <= size <= 1.02 * max(sizes):
+    points = [point for point in job["points"] if not point["finished"]]
+    sizes = [point["params"] for point in points]
+    if not sizes or not min(sizes) <= size <= 1.02 * max(sizes):
         return None
-    return float(np.interp(np.log(size), np.log(sizes), [p[key] for p in job["points"]]))
+    return float(np.interp(np.log(size), np.log(sizes), [p[key] for p in points]))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -66,7 +66,8 @@ def test_levers_are_compared_at_equal_sizes() -> None:
     def job(seed: int, validation: list[float]) -> dict[str, Any]:
         sizes, split = (10_000, 60_000, 180_000), {"measured": 0.5}
         return {"job": {"seed": seed}, "points": [
-            {"params": size, "validation": value, "loss": 1.0, "split": split if i < 2 else None}
+            {"params": size, "validation": value, "loss": 1.0, "epochs": 4 * i,
+             "split": split if i < 2 else None, "finished": False}
             for i, (size, value) in enumerate(zip(sizes, validation, strict=True))
         ]}  # fmt: skip
 
@@ -76,9 +77,15 @@ def test_levers_are_compared_at_equal_sizes() -> None:
     assert found["validation"][:2] == [0.7, round(0.7 + 0.2 * share, 4)]
     assert found["seeds"] == [0, 1]
     assert found["change"] == [0.5] * 4
+    assert found["finished"] == []
     assert cifar10_levers.at(one, "loss", 9_000) is None
     assert cifar10_levers.at(one, "validation", 182_000) == 0.8
     assert cifar10_levers.at(one, "validation", 190_000) is None
+    end = one["points"][-1] | {"validation": 0.9, "epochs": 20, "finished": True}
+    one["points"].append(end)
+    found = cifar10_levers.row("none", "splitting", [one])
+    assert found["finished"] == [{"params": 180_000, "epochs": 20, "validation": 0.9}]
+    assert cifar10_levers.at(one, "validation", 180_000) == 0.8
 
 
 def test_features_are_found_by_name_or_are_the_nearest_of_the_word(tmp_path: Path) -> None:

@@ -99,6 +99,24 @@ def test_other_sizes() -> None:
     assert set(double[2:]) == {32}
 
 
+def test_thin_seeds_have_the_shape_of_the_full_net() -> None:
+    for arch in ("vgg19", "mobilenet"):
+        full, thin, double = (
+            [c.out_channels for c in convolutions(build(arch, "relu", size, thin=1 / 8))]
+            for size in ("full", "seed", 2.0)
+        )
+        assert [8 * width for width in thin] == full
+        assert [4 * width for width in double] == full
+    assert convolutions(build("vgg19", "relu", "seed", thin=0.001))[0].out_channels == 1
+
+
+@pytest.mark.parametrize("method", ["splitting-macs", "uniform"])
+def test_growth_from_a_thin_seed(method: str, small: None, tmp_path: Path) -> None:
+    points = done(Job("vgg19", method), tmp_path, replace(TINY, thin=0.5))["points"]
+    assert list(points[0]["widths"].values()) == [4, 6]
+    assert points[-1]["params"] > points[0]["params"]
+
+
 def test_activation() -> None:
     net = build("vgg19", "softplus", "seed", beta=3.0)
     assert [m.beta for m in net.modules() if isinstance(m, nn.Softplus)] == [3.0] * 16

@@ -161,7 +161,7 @@ def test_the_whole_study_is_the_default(ordered: list[Any]) -> None:
 
 
 SHARES = [("--size", "size"), ("--step", "step"), ("--max-growth", "max_growth"),
-          ("--restart", "restart")]  # fmt: skip
+          ("--restart", "restart"), ("--thin", "thin")]  # fmt: skip
 
 
 def test_every_method_at_several_sizes(ordered: list[Any]) -> None:

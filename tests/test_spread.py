@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import splitgrow as sg
 from splitgrow import chunks, zoo
-from splitgrow.distributed import Team
 from splitgrow.spread import Spread
 from splitgrow.spread import errors as errors_of
+from splitgrow.team import Team
 
 
 def loss_fn(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -108,7 +108,7 @@ def _no(passes: float) -> bool:
 
 
 def _alone() -> Any:
-    from splitgrow.distributed import Team
+    from splitgrow.team import Team
 
     return Team()
 

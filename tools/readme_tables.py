@@ -181,15 +181,22 @@ def levers(found: Any) -> str:
     """Validation accuracy and training loss at some sizes, a line for each lever and method."""
     sizes = [f"{size / 1e3:g}K" for size in found["sizes"]]
     heads = [f"{what} {size}" for what in ("%", "loss") for size in sizes]
-    lines = ["| lever | method | seeds | loss after a split | " + " | ".join(heads) + " |",
-             "|---|---|---|---|" + "---|" * len(heads)]  # fmt: skip
+    lines = ["| lever | method | seeds | loss after a split | " + " | ".join(heads) + " | end |",
+             "|---|---|---|---|" + "---|" * len(heads) + "---|"]  # fmt: skip
     for row in found["rows"]:
         cells = ["" if v is None else f"{100 * v:.1f}" for v in row["validation"]]
         cells += ["" if v is None else f"{v:.3f}" for v in row["loss"]]
-        change = f"{min(row['change']):+.3f} to {max(row['change']):+.3f}"
-        lines.append(f"| {row['lever']} | {row['method']} | {len(row['seeds'])} | {change} | "
+        change, ends = row["change"], row["finished"]
+        moved = f"{min(change):+.3f} to {max(change):+.3f}" if change else ""
+        cells.append(_end(ends) if ends else "")
+        lines.append(f"| {row['lever']} | {row['method']} | {len(row['seeds'])} | {moved} | "
                      + " | ".join(cells) + " |")  # fmt: skip
     return "\n".join(lines)
+
+
+def _end(points: list[dict[str, float]]) -> str:
+    validation, params = (np.mean([p[key] for p in points]) for key in ("validation", "params"))
+    return f"{100 * validation:.1f} ({params / 1e3:.0f}K)"
 
 
 def with_tables(text: str) -> str:

@@ -18,7 +18,7 @@ from splitgrow.checkpoint import load, read_metadata, save
 from splitgrow.cost import Cost, CostModel
 from splitgrow.curvature import Softplus
 from splitgrow.directions import Directions
-from splitgrow.distributed import Shard, rewrap
+from splitgrow.distributed import Shard
 from splitgrow.errors import (
     CaptureError,
     CheckpointError,
@@ -53,6 +53,7 @@ from splitgrow.sharded import gather, scatter
 from splitgrow.split import Offspring, Receipt, Relative, split
 from splitgrow.units import Skipped, Slot, Unit, Units, find_units
 from splitgrow.watch import TensorBoard, Watcher
+from splitgrow.wrapped import rewrap
 
 __version__ = "0.1.0"
 

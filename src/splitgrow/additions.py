@@ -10,7 +10,7 @@ from math import inf
 import torch
 from torch import Tensor, nn
 
-from splitgrow.distributed import APART, team_of
+from splitgrow.distributed import team_of
 from splitgrow.errors import InputError
 from splitgrow.methods import Grown, Growth, Method, Site, random_entries, shuffled
 from splitgrow.optimizer import carry_state, check_optimizer
@@ -18,6 +18,7 @@ from splitgrow.plan import SplitPlan
 from splitgrow.select import Candidate
 from splitgrow.state import Undo, eval_mode
 from splitgrow.surgery import Regrowth, along, plan_regrowth, regrow
+from splitgrow.team import APART
 from splitgrow.trial import largest_change, run
 from splitgrow.units import named_tensors
 from splitgrow.view import mean_loss, passes

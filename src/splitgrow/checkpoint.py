@@ -22,12 +22,12 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
 from splitgrow.attributes import SIZES, fix_attributes, set_size
-from splitgrow.distributed import bare
 from splitgrow.errors import CheckpointError, InputError
 from splitgrow.files import is_storable, read_sealed, write_sealed
 from splitgrow.state import Undo
 from splitgrow.surgery import _announce, _like
 from splitgrow.units import named_tensors
+from splitgrow.wrapped import bare
 
 Path = str | os.PathLike[str]
 Model = TypeVar("Model", bound=nn.Module)

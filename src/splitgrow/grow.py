@@ -19,7 +19,7 @@ from splitgrow.capture import Call, ExampleInputs
 from splitgrow.checkpoint import load
 from splitgrow.cost import CostModel
 from splitgrow.directions import Directions
-from splitgrow.distributed import APART, Team, check_bare, team_of
+from splitgrow.distributed import team_of
 from splitgrow.errors import InputError, Interrupted, SplitgrowError
 from splitgrow.fit import Trainer
 from splitgrow.fresh import check_resettable, reset
@@ -33,9 +33,11 @@ from splitgrow.runs import RunFolder, Saved
 from splitgrow.stages import Clock, seed_of
 from splitgrow.state import Undo, eval_mode, seeded
 from splitgrow.tap import LossFn
+from splitgrow.team import APART, Team
 from splitgrow.units import Units, _without, find_units
 from splitgrow.view import check_batches, check_call, check_loss_fn, first_call, mean_loss
 from splitgrow.watch import Everyone, Watcher
+from splitgrow.wrapped import check_bare
 
 Train = Callable[[nn.Module, Phase], object]
 Evaluate = Callable[[nn.Module], Mapping[str, float]]

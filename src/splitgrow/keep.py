@@ -9,8 +9,8 @@ from itertools import chain
 
 import torch
 
-from splitgrow.distributed import Team
 from splitgrow.tap import Evidence, Source
+from splitgrow.team import Team
 from splitgrow.units import Unit
 
 # Activations of several batches may be kept up to this many bytes, however small one batch is; on

@@ -95,7 +95,8 @@ class Parting:
             e = _down(self._gains(d), half, e)
         for name, shift in self._read_apart(e).items():
             self._wide[name] += shift
-        return self._slopes({})
+        found = self._slopes({})  # where both are read alike, any slope is rounding
+        return {n: rows if n in columns else torch.zeros_like(rows) for n, rows in found.items()}
 
     # ---- products with M --------------------------------------------------------------------
 

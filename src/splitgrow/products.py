@@ -11,10 +11,10 @@ from torch import Tensor, fx
 from splitgrow.analysis import Analysis
 from splitgrow.chunks import groups_of, pieces
 from splitgrow.curvature import Softplus
-from splitgrow.distributed import Team
 from splitgrow.matrix import SplittingMatrix, arranged
 from splitgrow.spread import Spread
 from splitgrow.tap import Evidence, Group
+from splitgrow.team import Team
 from splitgrow.units import Unit
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from splitgrow import stream
 from splitgrow.curvature import Softplus
 from splitgrow.directions import Directions
-from splitgrow.distributed import APART, Team, bare, digest, team_of
+from splitgrow.distributed import team_of
 from splitgrow.errors import InputError
 from splitgrow.keep import keep
 from splitgrow.products import Setup
@@ -22,8 +22,10 @@ from splitgrow.settle import Settle, settled
 from splitgrow.solve import Effort, Solving
 from splitgrow.state import Undo
 from splitgrow.tap import LossFn, Source
+from splitgrow.team import APART, Team, digest
 from splitgrow.units import Unit, Units, find_units, named_tensors
 from splitgrow.view import check_batches, check_loss_fn, first_call
+from splitgrow.wrapped import bare
 
 
 def score(

@@ -10,12 +10,12 @@ from torch import Tensor
 from splitgrow import span
 from splitgrow.chunks import limit_of
 from splitgrow.directions import Directions
-from splitgrow.distributed import Team
 from splitgrow.eigen import Eigenpairs, answered, dense_solver, random_vector
 from splitgrow.products import Products, Setup
 from splitgrow.scores import UnitScores
 from splitgrow.spread import Spread, errors
 from splitgrow.tap import Evidence, bytes_of
+from splitgrow.team import Team
 from splitgrow.together import Member, Together
 from splitgrow.units import Unit
 

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from splitgrow.distributed import Team
 from splitgrow.eigen import Eigenpairs, lanczos, oriented, random_vector
 from splitgrow.matrix import SplittingMatrix
+from splitgrow.team import Team
 from splitgrow.units import Unit
 
 Terms = Sequence[tuple[float, SplittingMatrix]]  # weight and matrix of each piece of the data

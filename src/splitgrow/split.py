@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from splitgrow.distributed import APART, Team, bare, retire, team_of
+from splitgrow.distributed import team_of
 from splitgrow.errors import InputError, LossError, PlanError, SplitRefused
 from splitgrow.optimizer import carry_state, check_optimizer
 from splitgrow.parting import Objective, Parting
@@ -21,9 +21,11 @@ from splitgrow.select import is_number
 from splitgrow.state import Undo
 from splitgrow.surgery import Regrowth, plan_regrowth, regrow
 from splitgrow.tap import LossFn
+from splitgrow.team import APART, Team
 from splitgrow.trial import largest_change, run, tolerance
 from splitgrow.units import named_tensors
 from splitgrow.view import check_batches, check_loss_fn, mean_loss
+from splitgrow.wrapped import bare, retire
 
 # Steps are searched among 10 ** (i / 4), as a fraction of each neuron's own length: from the
 # first i on, by two at a time, between the smallest and the largest.

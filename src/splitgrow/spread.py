@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from splitgrow.distributed import Team
+from splitgrow.team import Team
 
 
 class Spread:

@@ -15,10 +15,10 @@ from torch import Tensor, fx, nn
 
 from splitgrow.analysis import Analysis, analyse
 from splitgrow.capture import Call, ExampleInputs, Graph, capture, named_tensors
-from splitgrow.distributed import bare
 from splitgrow.errors import InputError, PlanError
 from splitgrow.layout import Axis, Layout, leaves, owners, repeated, resolve
 from splitgrow.subgraph import Subgraph, trace_subgraph
+from splitgrow.wrapped import bare
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ from splitgrow.split import Columns
 # results that lack them are those of these values.
 LATER: Mapping[str, object] = {
     "max_growth": None, "floor": 0.0, "size": None, "restart": 1.0, "stand_in": 3.0, "at_least": 0,
-    "columns": "halved", "growing": None,
+    "columns": "halved", "growing": None, "thin": None,
 }  # fmt: skip
 # Fields that only these methods look at: the results of others hold whatever they are.
 ONLY: Mapping[str, Sequence[str]] = {

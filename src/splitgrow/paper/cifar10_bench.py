@@ -37,6 +37,8 @@ class Setting(bench.Setting):
         images: of those left, how many to train with.
         tested: how many test images to report on.
         beta: of the softplus.
+        thin: the seed has this share of the full net's channels in every layer; None: ``width``
+            channels in each, as in the paper.
     """
 
     epochs: int = 8
@@ -51,6 +53,7 @@ class Setting(bench.Setting):
     largest: float = 0.3
     floor: float = 0.5
     beta: float = 1.0
+    thin: float | None = None
 
     def paper(self) -> Setting:
         """The published training: 160 epochs in small batches, the rate cut twice to a tenth."""
@@ -100,8 +103,11 @@ class Bench(bench.Bench[ImageData]):
 
     def build(self, job: Job, size: Size) -> nn.Module:
         """An untrained net of a job."""
-        width, beta = self.setting.width, self.setting.beta
-        return build(job.arch, job.activation, size, width=width, beta=beta)
+        setting = self.setting
+        return build(
+            job.arch, job.activation, size,
+            width=setting.width, thin=setting.thin, beta=setting.beta,
+        )  # fmt: skip
 
     def example(self) -> tuple[Tensor]:
         """Inputs to trace a net with."""

@@ -28,6 +28,7 @@ from splitgrow.paper.options import (
     Restart,
     Seeds,
     Step,
+    Thin,
     Workers,
     device_named,
     scheduled,
@@ -79,6 +80,7 @@ def cifar10(
     columns: Columns = None,
     restart: Restart = None,
     growing: Growing = None,
+    thin: Thin = None,
     paper_schedule: PaperSchedule = False,  # noqa: FBT002  (typer makes it a flag)
     quick: Quick = False,  # noqa: FBT002
     redraw: Redraw = False,  # noqa: FBT002
@@ -108,7 +110,7 @@ def cifar10(
         setting = scheduled(
             Setting(), paper_schedule=paper_schedule, quick=quick, epochs=epochs, phases=phases,
             largest=largest, finish=finish, max_growth=max_growth, step=step, columns=columns,
-            restart=restart, growing=growing,
+            restart=restart, growing=growing, thin=thin,
         )  # fmt: skip
         if batch is not None:
             setting = setting.in_batches(batch)

@@ -19,7 +19,13 @@ STEM = 32  # of MobileNet at full size, and of its seed, where that has 16 chann
 
 
 def build(
-    arch: str, activation: str, size: Size, *, width: int = WIDTH, beta: float = 1.0
+    arch: str,
+    activation: str,
+    size: Size,
+    *,
+    width: int = WIDTH,
+    thin: float | None = None,
+    beta: float = 1.0,
 ) -> nn.Module:
     """An untrained net for images of 3 x 32 x 32.
 
@@ -29,15 +35,20 @@ def build(
         size: ``"seed"``: ``width`` channels everywhere, in MobileNet's stem twice as many;
             a number: so many times the channels of the seed; ``"full"``: as published.
         width: channels of the seed.
+        thin: instead, the seed has this share of the full net's channels in every layer.
         beta: of the softplus.
     """
     act = _activation(activation, beta)
+
+    def made(full: int, seed: int) -> int:
+        return channels(full, seed if thin is None else max(1, round(thin * full)), size)
+
     if arch == "vgg19":
-        config = [c if isinstance(c, str) else channels(c, width, size) for c in VGG19]
+        config = [c if isinstance(c, str) else made(c, width) for c in VGG19]
         return VGG(config, activation=act)
     if arch == "mobilenet":
-        blocks = [(channels(c, width, size), stride) for c, stride in MOBILENET_V1]
-        return MobileNetV1(blocks, stem=channels(STEM, STEM * width // WIDTH, size), activation=act)
+        blocks = [(made(c, width), stride) for c, stride in MOBILENET_V1]
+        return MobileNetV1(blocks, stem=made(STEM, STEM * width // WIDTH), activation=act)
     raise InputError(f"arch: expected one of {', '.join(ARCHS)}, got {arch!r}.")
 
 

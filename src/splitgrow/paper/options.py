@@ -49,12 +49,17 @@ MaxGrowth = Annotated[
     float | None,
     typer.Option(help="No layer grows by more than this share of itself in a phase; 1: any."),
 ]
+Thin = Annotated[
+    float | None,
+    typer.Option(help="The seed has this share of the full net's channels in every layer, not 16."),
+]
 SHARES = {  # fields of a setting that are one, in the words of their options
     "largest": "share of the full net",
     "size": "share of the full net",
     "step": "part of a neuron's length",
     "max_growth": "share of a layer",
     "restart": "part of the highest rate",
+    "thin": "share of the full net's channels",
 }
 FOLDER = Path("runs/paper")
 DATA = Path("data")
