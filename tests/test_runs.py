@@ -159,6 +159,15 @@ def test_all_settings_that_differ_are_named(tmp_path: Path) -> None:
     assert (tmp_path / "run.json").read_bytes() == before
 
 
+def test_a_policy_from_before_a_field_was_there_had_its_default(tmp_path: Path) -> None:
+    folder, _ = begun(tmp_path)
+    folder.save(net(), None, history(1), grown=False)
+    policy = {"count": 1, "columns": "halved", "stand_in": {"beta": 3.0}}
+    assert len(begun(tmp_path, resume=True, policy=policy)[1]) == 1
+    with pytest.raises(InputError, match=r"policy\.columns: halved there, parted now"):
+        begun(tmp_path, resume=True, policy={"count": 1, "columns": "parted"})
+
+
 def test_settings_that_are_not_a_table_are_an_error(tmp_path: Path) -> None:
     folder, _ = begun(tmp_path)
     folder.save(net(), None, history(1), grown=False)

@@ -493,6 +493,7 @@ def test_receipt_tells_the_truth() -> None:
     assert receipt.params[1] == sum(q.numel() for q in p.model.parameters())
     assert not torch.equal(p.model.eval()(x), outputs)
     assert "measured change of loss" in str(receipt)
+    assert "(of each neuron's length)" in str(receipt)
 
 
 # --- the step -----------------------------------------------------------------------------

@@ -63,6 +63,7 @@ def test_side_by_side_as_alone(
     monkeypatch.setattr(solve, "limit_of", lambda theta: 0)
     alone = scored(net, units)
     assert all(len(family) == 1 for family in groups)
+    assert all(joined[name].vectors.is_contiguous() for name in units_of(joined))
     for name in units_of(joined):
         for found in ("values", "vectors", "residuals", "errors"):
             torch.testing.assert_close(

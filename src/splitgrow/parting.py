@@ -1,34 +1,39 @@
 """Columns that read the two offspring of a neuron unequally, so that training tells them apart.
 
 Columns w of neuron k become w/2 + e and w/2 - e. While the offspring are alike, the model computes
-what it did. Once they are at theta +- d, its loss has changed, to second order in (d, e), by
+what it did. Once they are at theta +- d, its loss has changed, to first order in d and in e, by
 
-    sum_k  d_k^T S_k d_k / 2 + 2 d_k^T M_k e_k,    M_k = E[ (d sigma_k / d theta_k) (dL / d out)^T ]
+    sum_k  2 d_k^T M_k e_k,    M_k = E[ (d sigma_k / d theta_k) (dL / d out)^T ],
 
 where M_k (size, columns) tells how theta_k acts on the loss by way of each column. Training makes
 M_k w_k = 0, so that with equal columns, e = 0, offspring that are alike stay alike. M_k itself is
 not 0: with other columns they part in the first step of training. They part fastest where e is the
 first right singular vector of M_k, which a few power iterations find. M_k is never built: each of
 its products is a gradient of the grown model, for all neurons at once.
+
+Two things are asked of e besides. It is orthogonal to w: along w, one offspring would do what the
+parent did and the other next to nothing, which is no split; where one number alone reads a neuron,
+nothing is left of e, and columns are halved. And columns are measured by the typical size of what
+they belong to, so that an output whose scale means nothing (batch norm follows) weighs no more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from splitgrow.capture import Call
 from splitgrow.distributed import team_of
+from splitgrow.errors import LossError
 from splitgrow.state import eval_mode
 from splitgrow.surgery import Regrowth, scaled
 from splitgrow.tap import LossFn
 from splitgrow.units import Slot, Unit, named_tensors
-from splitgrow.view import ModelView, check_loss, passes
+from splitgrow.view import ModelView, check_differentiable, check_loss, passes
 
 ROUNDS = 2  # of the power iteration, two gradients each
 SHARE = 0.5  # length of e, as a part of that of the columns w
@@ -43,18 +48,6 @@ class Objective:
 
     loss_fn: LossFn
     batches: Iterable[Any]
-
-
-class _Replaced(ModelView):
-    """Behaves like the model with other values of some tensors."""
-
-    def __init__(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-        super().__init__(model)
-        self._tensors = dict(tensors)
-
-    def run(self, call: Call) -> Any:
-        """The model's output."""
-        return functional_call(self._model, self._tensors, call.args, call.kwargs)
 
 
 class Parting:
@@ -77,26 +70,27 @@ class Parting:
     ) -> None:
         self._model, self._units, self._plans, self._old = model, units, plans, old
         self._objective = objective
-        parameters = {n: t for n, t in named_tensors(model).items() if isinstance(t, nn.Parameter)}
-        self._wide = {n: parameters[n].detach() for n in plans if n in parameters}
-        # A buffer is not trained: nothing would be gained by reading offspring unequally.
+        # What is not trained reads both alike: nothing would be gained by telling them apart.
+        self._wide = {
+            n: t for n, t in named_tensors(model).items()
+            if n in plans and isinstance(t, nn.Parameter) and t.requires_grad
+        }  # fmt: skip
         self._read_by = {
             u.name: [slot for slot in u.consumers if slot.name in self._wide] for u in units
         }
 
     def part(self) -> Rows:
         """Give every pair of offspring its columns, in place; 2 M_k e_k, the loss by d_k at 0."""
-        theta = {unit.name: unit.vectors(dict(self._old)) for unit in self._units}
-        near = {name: NEAR * rows for name, rows in theta.items()}
-        columns = {n: self._columns(slots) for n, slots in self._read_by.items() if slots}
-        half, e = {n: SHARE * rows for n, rows in columns.items()}, _by_chance(columns)
+        near = {u.name: NEAR * u.vectors(dict(self._old)) for u in self._units}
+        columns = {n: _Columns(self._columns(slots)) for n, slots in self._read_by.items() if slots}
+        e = {n: each.by_chance() for n, each in columns.items()}
         for _ in range(ROUNDS):
-            d = _down(self._slopes(e), near, near)
-            e = _down(self._gains(d), half, e)
+            d = {n: _down(rows, near[n], near[n]) for n, rows in self._slopes(e).items()}
+            e = {n: columns[n].down(rows, e[n]) for n, rows in self._gains(d).items()}
         for name, shift in self._read_apart(e).items():
-            self._wide[name] += shift
+            self._wide[name].data += shift
         found = self._slopes({})  # where both are read alike, any slope is rounding
-        return {n: rows if n in columns else torch.zeros_like(rows) for n, rows in found.items()}
+        return {n: rows * _are_apart(e.get(n), rows) for n, rows in found.items()}
 
     # ---- products with M --------------------------------------------------------------------
 
@@ -129,21 +123,38 @@ class Parting:
     def _gradients(self, shifts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Of the mean loss by every parameter that grew, where some are shifted."""
         team, samples = team_of(self._objective.batches), 0
-        leaves = {n: (t + shifts[n] if n in shifts else t.clone()).requires_grad_()
-                  for n, t in self._wide.items()}  # fmt: skip
-        total = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
-        with team.guard("the columns"), eval_mode(self._model):
+        total = {name: torch.zeros_like(t, requires_grad=False) for name, t in self._wide.items()}
+        with team.guard("the columns"), eval_mode(self._model), self._shifted(shifts):
             for index, batch in enumerate(passes(self._objective.batches)):
-                view = _Replaced(self._model, leaves)
+                view = ModelView(self._model)
                 with torch.enable_grad():
                     loss = check_loss(self._objective.loss_fn(view, batch), index)
-                    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+                    check_differentiable(loss)
+                    found = torch.autograd.grad(loss, list(self._wide.values()), allow_unused=True)
                 samples += view.samples
                 for sums, gradient in zip(total.values(), found, strict=True):
                     if gradient is not None:
                         sums.add_(gradient, alpha=view.samples)
         count = team.sum(samples, "the number of samples")
-        return {n: team.add_(sums, "the columns").div_(count) for n, sums in total.items()}
+        mean = {n: team.add_(sums, "the columns").div_(count) for n, sums in total.items()}
+        if wrong := [name for name, gradient in mean.items() if not gradient.isfinite().all()]:
+            raise LossError(
+                f"the gradient of the loss by {wrong[0]} is not finite, though the loss is. Look "
+                "for a square root or a logarithm of 0 in the model or the loss."
+            )
+        return mean
+
+    @contextmanager
+    def _shifted(self, shifts: Mapping[str, Tensor]) -> Iterator[None]:
+        """The parameters elsewhere inside, whatever reads them; where they were again outside."""
+        kept = {name: self._wide[name].data for name in shifts}
+        try:
+            for name, data in kept.items():
+                self._wide[name].data = data + shifts[name]
+            yield
+        finally:
+            for name, data in kept.items():
+                self._wide[name].data = data
 
     # ---- rows of neurons --------------------------------------------------------------------
 
@@ -166,22 +177,48 @@ class Parting:
         return found
 
 
-def _by_chance(columns: Rows) -> Rows:
-    """Each number of the columns goes to one of the two: the same one on all ranks."""
-    generator = torch.Generator().manual_seed(0)
-    coins = {n: torch.randint(2, w.shape, generator=generator) for n, w in columns.items()}
-    return {n: SHARE * w * (2 * coins[n] - 1).to(w) for n, w in columns.items()}
+class _Columns:
+    """What reads the neurons of a unit, and how their offspring may be read unequally.
+
+    ``scale`` (numbers,) is the typical size of each number over all neurons; lengths and angles
+    are those of what is left when it is divided out.
+    """
+
+    def __init__(self, columns: Tensor) -> None:
+        self.scale = columns.norm(dim=0) / len(columns) ** 0.5
+        self.w = torch.where(self.scale > 0, columns / self.scale, 0.0)
+
+    def by_chance(self) -> Tensor:
+        """Each number goes to one of the two: the same one on all ranks."""
+        coins = torch.randint(2, self.w.shape, generator=torch.Generator().manual_seed(0))
+        across = self._across(self.w * (2 * coins - 1).to(self.w))
+        return self.scale * _down(across, SHARE * self.w, across)
+
+    def down(self, gains: Tensor, level: Tensor) -> Tensor:
+        """e where the loss falls fastest, (width, numbers); where it does not, ``level``."""
+        across = self._across(gains * self.scale)
+        return self.scale * _down(across, SHARE * self.w, torch.zeros_like(self.w)) + torch.where(
+            (gains == 0).all(dim=1, keepdim=True), level, 0.0
+        )
+
+    def _across(self, rows: Tensor) -> Tensor:
+        """Without their part along w; 0 where rounding alone is left."""
+        lengths = self.w.square().sum(dim=1, keepdim=True)
+        along = (rows * self.w).sum(dim=1, keepdim=True) / lengths.where(lengths > 0, 1.0)
+        across = rows - along * self.w
+        rounding = torch.finfo(rows.dtype).eps ** 0.5 * rows.norm(dim=1, keepdim=True)
+        return across * (across.norm(dim=1, keepdim=True) > rounding)
 
 
-def _down(slopes: Rows, long: Rows, level: Rows) -> Rows:
-    """Down each neuron's slope, as far as ``long`` is long; where there is none, ``level``."""
-    found: Rows = {}
-    for name, rows in long.items():
-        length = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-        steepness = torch.linalg.vector_norm(slopes[name], dim=1, keepdim=True)
-        down = -slopes[name] * (length / steepness.where(steepness > 0, 1.0))
-        found[name] = down.where(steepness > 0, level[name])
-    return found
+def _down(slopes: Tensor, long: Tensor, level: Tensor) -> Tensor:
+    """Down each row's slope, as far as ``long`` is long; where there is none, ``level``."""
+    length, steepness = (rows.norm(dim=1, keepdim=True) for rows in (long, slopes))
+    return (-slopes * (length / steepness.where(steepness > 0, 1.0))).where(steepness > 0, level)
+
+
+def _are_apart(e: Tensor | None, like: Tensor) -> Tensor:
+    """Which neurons' offspring are read unequally, (width, 1)."""
+    return like.new_zeros(1, 1) if e is None else e.any(dim=1, keepdim=True)
 
 
 def _sign(marks: Sequence[tuple[Unit, Slot, Tensor]], unit: Unit, slot: Slot) -> Tensor:

@@ -22,7 +22,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from splitgrow.files import (
 )
 from splitgrow.history import History
 from splitgrow.optimizer_file import OPTIMIZER_FORMAT, save_optimizer
+from splitgrow.policy import Policy
 
 _PHASE = re.compile(r"phase-(\d{4,})(-grown)?")
 MODEL, OPTIMIZER, DIRECTIONS, HISTORY, SETTINGS = (
@@ -225,7 +226,8 @@ _KEPT = ("origin",)  # stays where a resumed run does not say it
 
 
 def _check_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    there, now = _flat(old), _flat(new)
+    # A policy from before a field was there had what is now the default.
+    there, now = {**_flat({"policy": asdict(Policy())}), **_flat(old)}, _flat(new)
     differing = [
         f"{key}: {there.get(key)} there, {value} now"
         for key, value in now.items()

@@ -115,7 +115,7 @@ def receipt_table(receipt: Receipt) -> str:
     facts = Table(show_header=False, box=None)
     facts.add_row("parameters", f"{receipt.params[0]:,} -> {receipt.params[1]:,}")
     facts.add_row("parity", f"{receipt.parity:.1e}  (largest change of an output at step 0)")
-    kind = "of each neuron's length" if receipt.searched else "absolute"
+    kind = "of each neuron's length" if receipt.relative else "absolute"
     facts.add_row("step", f"{receipt.step:.3g}  ({kind})")
     facts.add_row("predicted change of loss", f"{receipt.predicted:+.3e}")
     if receipt.measured is not None and receipt.loss is not None:

@@ -62,8 +62,12 @@ class Offspring:
 
     @property
     def predicted(self) -> float:
-        """The change of the loss that theory expects."""
-        return self.step * self.slope + self.step**2 * self.lambda_ / 2
+        """The change of the loss that theory expects.
+
+        To first order where columns are parted: the second has the curvature of the loss by the
+        outputs, which then change at first order too, and lambda knows nothing of it.
+        """
+        return self.step * self.slope if self.slope else self.step**2 * self.lambda_ / 2
 
 
 @dataclass(frozen=True)
@@ -72,15 +76,16 @@ class Receipt:
 
     Attributes:
         parity: largest change of an output at step 0, before the offspring part: rounding.
-        step: the step taken: absolute if a number was given, else relative to each neuron's length.
-        predicted: sum of step_k^2 lambda_k / 2 over the neurons that were split, with parted
-            columns of step_k slope_k too.
+        step: the step taken: absolute if a number was given, else a part of each neuron's length.
+        predicted: sum of step_k^2 lambda_k / 2 over the neurons that were split; of those with
+            parted columns, step_k slope_k.
         measured: change of the mean loss over the batches; None where none were given.
         loss: mean loss before the split; None where no batches were given.
         offspring: what was split into what, with each neuron's own step.
         widths: unit -> (neurons before, neurons after).
         params: (parameters before, parameters after).
         searched: steps that were tried, with the change of loss of each.
+        relative: is the step a part of each neuron's length?
     """
 
     parity: float
@@ -92,6 +97,7 @@ class Receipt:
     widths: dict[str, tuple[int, int]]
     params: tuple[int, int]
     searched: tuple[tuple[float, float], ...] = ()
+    relative: bool = False
 
     def __str__(self) -> str:
         from splitgrow.show import receipt_table
@@ -287,7 +293,8 @@ class _Operation:
         self.old = {name: self.tensors[name].detach() for name in self.plans}
         self.size = self._count()
         # A searched step is relative to each neuron's length, a number that is given is absolute.
-        self.unit_steps = _lengths(plan) if is_relative(step) else [1.0] * len(plan)
+        self.relative = is_relative(step)
+        self.unit_steps = _lengths(plan) if self.relative else [1.0] * len(plan)
         self.slopes = [0.0] * len(plan)  # of the loss, by v
         self.outputs = self._run_example()
 
@@ -394,6 +401,7 @@ class _Operation:
             widths={n: (width[n], width[n] + len(neurons)) for n, neurons in chosen.items()},
             params=(self.size, self._count()),
             searched=taken.searched,
+            relative=self.relative,
         )
 
 

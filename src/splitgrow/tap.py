@@ -21,7 +21,7 @@ from splitgrow.errors import InputError, LossError
 from splitgrow.execute import run_node
 from splitgrow.state import eval_mode
 from splitgrow.units import Unit, Units, named_tensors
-from splitgrow.view import ModelView, check_loss, passes
+from splitgrow.view import ModelView, check_differentiable, check_loss, passes
 
 LossFn = Callable[[Any, Any], Tensor]
 Edge = tuple[fx.Node, fx.Node]
@@ -203,11 +203,7 @@ def _backward(
     taps = [tap for record in records for tap in record.taps.values()]
     if not taps:
         return [{} for _ in records]  # nothing in the model can be split
-    if not loss.requires_grad:
-        raise LossError(
-            "the loss does not depend on the model's outputs (is it detached, or computed under "
-            "no_grad?). Return a differentiable loss."
-        )
+    check_differentiable(loss)
     own = {n: p for n, p in model.named_parameters() if p.requires_grad}
     found: Sequence[Tensor | None] = torch.autograd.grad(
         loss, [*taps, *own.values()], allow_unused=True

@@ -47,7 +47,8 @@ class Together:
             found.values.split(self._counts), self._parted(found.vectors),
             found.residuals.split(self._counts), strict=True,
         )  # fmt: skip
-        return [Eigenpairs(values, vectors, rest) for values, vectors, rest in parts]
+        # Copies: a view would hold the vectors of all units, and cannot be saved as it is.
+        return [Eigenpairs(values, vectors.contiguous(), rest) for values, vectors, rest in parts]
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """S_k v_k for every neuron k."""

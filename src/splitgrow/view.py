@@ -141,6 +141,15 @@ def check_scalar(loss: Any, place: str = "") -> Tensor:
     return loss
 
 
+def check_differentiable(loss: Tensor) -> None:
+    """Raise where there is nothing to differentiate."""
+    if not loss.requires_grad:
+        raise LossError(
+            "the loss does not depend on the model's outputs (is it detached, or computed under "
+            "no_grad?). Return a differentiable loss."
+        )
+
+
 def check_loss(loss: Any, index: int) -> Tensor:
     """The loss of batch ``index`` as a finite scalar tensor."""
     if not torch.isfinite(check_scalar(loss)):
