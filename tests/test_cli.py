@@ -50,6 +50,14 @@ def needs(argument):
 
 def broken():
     return 1 / 0
+
+class Net(nn.Linear):
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+
+unbuildable = sg.Experiment(
+    needs, train=experiment.train, loss_fn=loss_fn, batches=experiment.batches
+)
 """
 
 
@@ -139,6 +147,30 @@ def test_a_folder_with_a_run_is_not_overwritten(file: Path, tmp_path: Path) -> N
     assert again.returncode == 1
     assert "--resume" in again.stderr
     assert call(*arguments, "--resume").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("needs", ": a function without arguments is needed, and this one takes argument. Give it"),
+        ("Net", ": a function without arguments is needed, and this one takes inputs, outputs. G"),
+        ("broken", " cannot be run: ZeroDivisionError: division by zero (mine.py, line"),
+        ("number", ": expected a torch.nn.Module, got int"),
+    ],
+)
+def test_inspect_explains_what_is_no_builder(file: Path, name: str, words: str) -> None:
+    result = call("inspect", f"{file}:{name}", "--input", "1x5")
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"splitgrow: {file}:{name}{words}")
+    assert result.stderr.count("\n") == 1
+
+
+def test_grow_explains_a_builder_that_needs_arguments(file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    result = call("grow", f"{file}:unbuildable", "--run-dir", folder)
+    assert result.returncode == 1
+    assert result.stderr.startswith("splitgrow: model: a function without arguments is needed")
+    assert not folder.exists()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")

@@ -81,7 +81,8 @@ def inspect(
     from splitgrow.experiment import build, load_object
 
     example = tuple(_example(shape) for shape in shapes)
-    typer.echo(str(splitgrow.find_units(build(load_object(model)), example)))
+    net = build(load_object(model), place=model)
+    typer.echo(str(splitgrow.find_units(net, example)))
 
 
 @app.command()

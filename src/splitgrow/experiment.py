@@ -76,13 +76,16 @@ class Experiment:
         )  # fmt: skip
 
 
-def build(model: Any, seed: int = 0) -> nn.Module:
-    """A model, or what a function of no arguments builds with this seed."""
+def build(model: Any, seed: int = 0, place: str = "model") -> nn.Module:
+    """A model, or what a function of no arguments builds with this seed.
+
+    Errors name the ``place`` where it was found.
+    """
     if not isinstance(model, nn.Module) and callable(model):
         with seeded(seed):
-            model = model()
+            model = _call(place, model)
     if not isinstance(model, nn.Module):
-        raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
+        raise InputError(f"{place}: expected a torch.nn.Module, got {type(model).__name__}.")
     return model
 
 
@@ -146,12 +149,23 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _call(place: str, function: Callable[[], Any]) -> Any:
-    fixed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(function).parameters.values()
-    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in fixed]
-    if needed:
-        raise InputError(f"{place}: a function without arguments is needed; it takes {needed}.")
+    if needed := _needed(function):
+        raise InputError(
+            f"{place}: a function without arguments is needed, and this one takes "
+            f"{', '.join(needed)}. Give {'it a default' if len(needed) == 1 else 'them defaults'}, "
+            "or name a function that calls it."
+        )
     return _guarded(place, function)
+
+
+def _needed(function: Callable[[], Any]) -> list[str]:
+    """The arguments without which a function cannot be called."""
+    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # some that are written in C do not say
+        return []
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in free]
 
 
 def _guarded(place: str, action: Callable[[], Any]) -> Any:

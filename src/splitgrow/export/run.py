@@ -80,7 +80,8 @@ def export_run(
     saved, settings = _last(run_dir)
     place = model or settings.get("origin")
     source = _source(run_dir, place, settings.get("seed", 0), given=model is not None)
-    grown = load(build(_model_of(source), settings.get("seed", 0)), saved.model)
+    seed_model = build(_model_of(source), settings.get("seed", 0), f"{place}, model")
+    grown = load(seed_model, saved.model)
     inputs, calls = _inputs(grown, source, example, str(place))
     net = in_main_memory(grown)  # only now: loss_fn may move its batches to the model's device
     if int8 and not calls:
