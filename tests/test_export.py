@@ -58,6 +58,13 @@ experiment = sg.Experiment(
     evaluate=evaluate, policy=sg.Policy(count=2), until=sg.Budget(phases=2),
 )
 number = 3
+
+def needs(width):
+    return nn.Linear(width, width)
+
+unbuildable = sg.Experiment(
+    needs, train=experiment.train, loss_fn=loss_fn, batches=experiment.batches
+)
 """
 
 
@@ -409,6 +416,44 @@ def test_export_writes_the_last_net_and_a_table(run: Path, monkeypatch: pytest.M
 
 
 @needs_onnx
+def test_export_writes_the_net_of_a_phase(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnx
+
+    monkeypatch.chdir(run)
+    result = invoke("grown", "--phase", "0", "--int8")
+    assert result.exit_code == 0, result.output
+    assert "from grown/phase-0000" in result.output
+    shapes = [list(t.dims) for t in onnx.load("grown/phase-0000.onnx").graph.initializer]
+    assert [3, 1, 3, 3] in shapes  # as it was before it grew
+    assert Path("grown/phase-0000.int8.onnx").exists()
+    other = invoke("grown", "--phase", "1", "--out", "other.onnx")
+    assert other.exit_code == 0, other.output
+    shapes = [list(t.dims) for t in onnx.load("other.onnx").graph.initializer]
+    assert [5, 1, 3, 3] in shapes
+
+
+def test_a_phase_that_is_not_there_is_explained(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("splitgrow.export.run.require_onnx", lambda: None)
+    missing = invoke(run / "grown", "--phase", "9")
+    assert isinstance(missing.exception, sg.InputError)
+    assert str(missing.exception) == (
+        f"--phase: {run / 'grown'} has no net that phase 9 trained. The phases there: 0, 1."
+    )
+    assert invoke(run / "grown", "--phase", "-1").exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["phase-0000", "phase-0000-grown"])
+def test_a_checkpoint_in_the_place_of_its_run_is_explained(
+    run: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("splitgrow.export.run.require_onnx", lambda: None)
+    monkeypatch.chdir(run)
+    words = str(invoke(f"grown/{name}").exception)
+    assert words.startswith(f"grown/{name} is a checkpoint, not a run. ")
+    assert words.endswith("For the net that phase 0 trained: splitgrow export grown --phase 0")
+
+
+@needs_onnx
 def test_a_run_made_from_python_needs_the_model_named(run: Path, tmp_path: Path) -> None:
     from splitgrow.experiment import load_experiment
 
@@ -424,6 +469,10 @@ def test_a_run_made_from_python_needs_the_model_named(run: Path, tmp_path: Path)
     assert "Name a splitgrow.Experiment" in str(uncalibrated.exception)
     number = invoke(folder, "--out", out, "--model", run / "mine.py:number")
     assert "expected a splitgrow.Experiment, a model or a function" in str(number.exception)
+    needy = invoke(folder, "--out", out, "--model", run / "mine.py:needs")
+    assert "mine.py:needs: a function without arguments is needed" in str(needy.exception)
+    inside = invoke(folder, "--out", out, "--model", run / "mine.py:unbuildable")
+    assert "mine.py:unbuildable, model: a function without arguments" in str(inside.exception)
     assert not out.exists()
     built = invoke(folder, "--out", out, "--model", run / "mine.py:build", "--input", "4x1x6x6")
     assert built.exit_code == 0, built.output

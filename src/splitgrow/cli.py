@@ -141,8 +141,16 @@ def report(
 def export(
     run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
     format_: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.ONNX,
+    phase: Annotated[
+        int | None,
+        typer.Option(min=0, help="The net that this phase trained; by default the run's last one."),
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The file to write; RUN_DIR/model.onnx by default.")
+        Path | None,
+        typer.Option(
+            help="The file to write; by default RUN_DIR/model.onnx, with --phase 3 "
+            "RUN_DIR/phase-0003.onnx."
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -157,7 +165,7 @@ def export(
         float, typer.Option(help="Largest difference from PyTorch that is accepted.")
     ] = 1e-4,
 ) -> None:
-    """Write the grown model of a run as ONNX or for ExecuTorch.
+    """Write a grown model of a run as ONNX or for ExecuTorch.
 
     The file is compared with PyTorch on the experiment's batches and written only if it computes
     the same. Ends with a table: size, parameters, MACs, difference, latency.
@@ -166,7 +174,7 @@ def export(
 
     example = tuple(_example(shape) for shape in shapes or ())
     exported = export_run(
-        run_dir, format_.value, out=out, model=model, example=example, int8=int8,
+        run_dir, format_.value, phase=phase, out=out, model=model, example=example, int8=int8,
         tolerance=tolerance,
     )  # fmt: skip
     typer.echo(str(exported))

@@ -1,13 +1,14 @@
-"""``splitgrow export``: the last net of a run's folder as a file, and a table about it."""
+"""``splitgrow export``: a net of a run's folder as a file, and a table about it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal
 
 import torch
@@ -42,7 +43,7 @@ BATCHES = 8  # of the experiment's, to compare and to calibrate on
 
 @dataclass(frozen=True)
 class RunExported:
-    """A run's last net as one file or two.
+    """A net of a run as one file or two.
 
     Attributes:
         checkpoint: the folder of the net.
@@ -67,17 +68,18 @@ def export_run(
     run_dir: Path,
     format_: Format,
     *,
+    phase: int | None = None,
     out: Path | None = None,
     model: str | None = None,
     example: tuple[Any, ...] = (),
     int8: bool = False,
     tolerance: float = 1e-4,
 ) -> RunExported:
-    """Build the last net of a run, write it, and say how it compares."""
+    """Build a net of a run, the last one or that of a phase, write it, and say how it compares."""
     if int8 and format_ != "onnx":
         raise InputError("--int8: it quantises an ONNX file. Leave it out, or use --format onnx.")
     require_onnx() if format_ == "onnx" else require_executorch()
-    saved, settings = _last(run_dir)
+    saved, settings = _checkpoint(run_dir, phase), RunFolder(run_dir).settings()
     place = model or settings.get("origin")
     source = _source(run_dir, place, settings.get("seed", 0), given=model is not None)
     seed_model = build(_model_of(source), settings.get("seed", 0), f"{place}, model")
@@ -89,7 +91,7 @@ def export_run(
             f"--int8: {place} is a model alone, and ranges are calibrated on an experiment's "
             "batches. Name a splitgrow.Experiment with --model."
         )
-    target = out or run_dir / ("model.onnx" if format_ == "onnx" else "model.pte")
+    target = out or _target(run_dir, format_, phase)
     cost = CostModel(find_units(net, inputs)).total()
     batches = calls or None
     if format_ == "onnx":
@@ -110,17 +112,44 @@ def export_run(
 # --- what the run was made of -------------------------------------------------------------
 
 
-def _last(run_dir: Path) -> tuple[Saved, dict[str, Any]]:
-    """The last whole checkpoint and the settings of the run."""
-    folder = RunFolder(run_dir)
-    saved = folder.saved()
+def _checkpoint(run_dir: Path, phase: int | None) -> Saved:
+    """The net that a phase trained; without one, the last whole checkpoint."""
+    saved = RunFolder(run_dir).saved()
     if not saved:
+        _refuse_checkpoint(run_dir)
         raise InputError(
             f"{run_dir} holds no checkpoint of a run. Name the folder that was given to splitgrow "
             "grow as --run-dir, or to grow() as run_dir=."
         )
-    saved[-1].check()
-    return saved[-1], folder.settings()
+    found = saved[-1] if phase is None else _of_phase(run_dir, saved, phase)
+    found.check()
+    return found
+
+
+def _of_phase(run_dir: Path, saved: Sequence[Saved], phase: int) -> Saved:
+    trained = {each.phase: each for each in saved if not each.grown}
+    if phase not in trained:
+        there = ", ".join(map(str, trained)) or "none"
+        raise InputError(
+            f"--phase: {run_dir} has no net that phase {phase} trained. The phases there: {there}."
+        )
+    return trained[phase]
+
+
+def _refuse_checkpoint(path: Path) -> None:
+    """Where one checkpoint is named in the place of its run, say how to export it."""
+    saved = next((each for each in RunFolder(path.parent).saved() if each.path == path), None)
+    if saved is not None:
+        raise InputError(
+            f"{path} is a checkpoint, not a run. For the net that phase {saved.phase} trained: "
+            f"splitgrow export {quote(str(path.parent))} --phase {saved.phase}"
+        )
+
+
+def _target(run_dir: Path, format_: Format, phase: int | None) -> Path:
+    """A file beside that of the run's last net, where it is another one."""
+    stem = "model" if phase is None else f"phase-{phase:04}"
+    return run_dir / f"{stem}.{'onnx' if format_ == 'onnx' else 'pte'}"
 
 
 def _source(run_dir: Path, place: str | None, seed: int, *, given: bool) -> Experiment | nn.Module:
