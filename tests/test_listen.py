@@ -189,11 +189,23 @@ def test_missing_files_folders_and_very_large_ones_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=r"none\.wav cannot be read: No such file"):
         read_clip(tmp_path / "none.wav")
-    with pytest.raises(InputError, match="cannot be read: Is a directory"):
+    with pytest.raises(InputError, match=r"is a folder\. Name all wav files in it: /.*/\*\.wav$"):
         read_clip(tmp_path)
     monkeypatch.setattr(wav, "LARGEST", 1_000)
     with pytest.raises(InputError, match="Cut out the part that matters"):
         read_clip(write(tmp_path / "a.wav"))
+
+
+def test_a_folder_is_told_with_words_for_a_shell(tmp_path: Path) -> None:
+    folder = tmp_path / "my sounds"
+    folder.mkdir()
+    with pytest.raises(InputError, match=r"in it: '/.*/my sounds'/\*\.wav$"):
+        read_clip(folder)
+
+
+def test_a_clip_knows_the_rate_of_its_file(tmp_path: Path) -> None:
+    assert read_clip(write(tmp_path / "a.wav", noise(8_000), 8_000)).rate == 8_000
+    assert read_clip(write(tmp_path / "b.wav")).rate == 16_000
 
 
 def test_every_bad_file_is_named(tmp_path: Path) -> None:
@@ -371,6 +383,43 @@ def test_the_command_speaks_json(tmp_path: Path, model: Path) -> None:
     assert set(row["probabilities"]) == set(CLASSES)
     assert sum(row["probabilities"].values()) == pytest.approx(1)
     assert row["word"] == max(row["probabilities"], key=row["probabilities"].get)
+
+
+@needs_onnx
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_good_clips_are_heard_beside_bad_ones(
+    tmp_path: Path, model: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    paths = [write(tmp_path / "a.wav", bits=8), write(tmp_path / "b.wav"), tmp_path / "c.wav"]
+    outcome = invoke(model, *paths, *words)
+    assert outcome.exit_code == 1
+    assert "b.wav" in outcome.stdout
+    assert "a.wav" not in outcome.stdout
+    assert [line.split(" ")[0] for line in str(outcome.exception).splitlines()] == [
+        f"{paths[0]}:", str(paths[2])
+    ]  # fmt: skip
+    if words:
+        (row,) = json.loads(outcome.stdout)
+        assert row["clip"] == str(paths[1])
+    none = invoke(model, tmp_path / "c.wav", *words)
+    assert (none.exit_code, none.stdout) == (1, "")
+
+
+@needs_onnx
+def test_clips_of_a_low_rate_have_a_note(tmp_path: Path, model: Path) -> None:
+    low = [write(tmp_path / f"{i}.wav", noise(8_000), 8_000) for i in range(4)]
+    outcome = invoke(model, low[0], write(tmp_path / "b.wav"), "--json")
+    assert outcome.exit_code == 0
+    assert len(json.loads(outcome.stdout)) == 2
+    assert outcome.stderr == (
+        f"splitgrow: {low[0]}: recorded at 8 kHz, so what is above 4 kHz is missing, and words are "
+        "often misheard. Record at 16 kHz or more.\n"
+    )
+    many = invoke(model, *low, write(tmp_path / "c.wav", noise(11_025), 11_025)).stderr
+    assert f"{low[2]} and 2 more: recorded at 8 or 11.025 kHz, so what is above 4 kHz" in many
+    assert many.count("\n") == 1
+    assert invoke(model, write(tmp_path / "d.wav", noise(48_000), 48_000)).stderr == ""
 
 
 @needs_onnx

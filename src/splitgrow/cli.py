@@ -194,17 +194,24 @@ def listen(
     """Say which word is spoken in wav files.
 
     The model hears one second at 16 kHz: a shorter clip is filled up with silence, of a longer one
-    the loudest second is taken, other rates and several channels are converted.
+    the loudest second is taken, other rates and several channels are converted. Files that cannot
+    be used are named after the results of the others.
     """
     from rich.console import Console
 
-    from splitgrow.listen import Spotter, read_clips, show
+    from splitgrow.listen import Spotter, show, usable_clips
 
-    heard = Spotter(model).hear(read_clips(clips))
-    if as_json:
+    spotter = Spotter(model)
+    usable, problems = usable_clips(clips)
+    heard = spotter.hear(usable)
+    if heard and as_json:
         typer.echo(show.to_json(heard))
-    else:
+    elif heard:
         Console().print(show.table(heard, top))
+    if note := show.note(heard):
+        typer.secho(f"splitgrow: {note}", err=True, fg="yellow")
+    if problems:
+        raise InputError("\n".join(problems))
 
 
 @app.command()

@@ -9,8 +9,8 @@
 The file brings along its classes and how sound becomes its input; see :class:`Keywords`.
 """
 
-from splitgrow.listen.clip import Clip, read_clip, read_clips
+from splitgrow.listen.clip import Clip, read_clip, read_clips, usable_clips
 from splitgrow.listen.keywords import Keywords
 from splitgrow.listen.spotter import Heard, Spotter
 
-__all__ = ["Clip", "Heard", "Keywords", "Spotter", "read_clip", "read_clips"]
+__all__ = ["Clip", "Heard", "Keywords", "Spotter", "read_clip", "read_clips", "usable_clips"]

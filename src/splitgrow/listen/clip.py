@@ -33,25 +33,33 @@ class Clip:
         wave: (16000,) within [-1, 1].
         seconds: the length of the whole file.
         start: where in it the second begins.
+        rate: samples a second in the file, of which ``wave`` has 16,000.
     """
 
     path: Path
     wave: Tensor
     seconds: float
     start: float
+    rate: int = RATE
 
 
 def read_clips(paths: Iterable[str | Path]) -> list[Clip]:
     """The clips of some files. Every file that cannot be used is named, not just the first."""
+    clips, problems = usable_clips(paths)
+    if problems:
+        raise InputError("\n".join(problems))
+    return clips
+
+
+def usable_clips(paths: Iterable[str | Path]) -> tuple[list[Clip], list[str]]:
+    """The clips of those files that can be used, and what is wrong with each of the others."""
     clips, problems = [], []
     for path in paths:
         try:
             clips.append(read_clip(path))
         except InputError as error:
             problems.append(str(error))
-    if problems:
-        raise InputError("\n".join(problems))
-    return clips
+    return clips, problems
 
 
 def read_clip(path: str | Path) -> Clip:
@@ -70,7 +78,7 @@ def read_clip(path: str | Path) -> Clip:
     start = loudest_second(mono, sound.rate)
     wave = mono[start : start + CLIP] if sound.rate == RATE else resampled(mono, sound.rate, start)
     whole = F.pad(wave, (0, CLIP - len(wave))).clamp(-1, 1)
-    return Clip(path, whole, len(mono) / sound.rate, start / sound.rate)
+    return Clip(path, whole, len(mono) / sound.rate, start / sound.rate, sound.rate)
 
 
 def loudest_second(samples: Tensor, rate: int) -> int:

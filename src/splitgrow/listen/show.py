@@ -11,8 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from splitgrow.listen.spotter import Heard
+from splitgrow.paper.speech import RATE
 
 NAME = 32  # characters of a clip's name that stay in one line
+NAMED = 3  # clips in a note about many
 NAMES = {"_silence_": "(silence)", "_unknown_": "(another word)"}
 
 
@@ -67,6 +69,21 @@ def _caption(heard: Sequence[Heard]) -> str | None:
     }
     parts = [words for words, needed in said.items() if needed]
     return f"The model hears one second: {', '.join(parts)}." if parts else None
+
+
+def note(heard: Sequence[Heard]) -> str | None:
+    """A line about clips that lack the upper part of what the model listens to."""
+    low = [each.clip for each in heard if each.clip.rate < RATE]
+    if not low:
+        return None
+    names = ", ".join(str(clip.path) for clip in low[:NAMED])
+    more = f" and {len(low) - NAMED} more" if len(low) > NAMED else ""
+    rates = " or ".join(f"{rate / 1000:g}" for rate in sorted({clip.rate for clip in low}))
+    missing = f"{min(clip.rate for clip in low) / 2000:g}"
+    return (
+        f"{names}{more}: recorded at {rates} kHz, so what is above {missing} kHz is missing, and "
+        f"words are often misheard. Record at {RATE // 1000} kHz or more."
+    )
 
 
 def to_json(heard: Sequence[Heard]) -> str:

@@ -60,6 +60,8 @@ def read_sound(path: Path) -> Sound:
 
 
 def _content(path: Path) -> bytes:
+    if path.is_dir():
+        raise InputError(f"{path} is a folder. Name all wav files in it: {quote(str(path))}/*.wav")
     try:
         size = path.stat().st_size
         if size > LARGEST:
