@@ -23,6 +23,7 @@ from rich.table import Table
 
 import splitgrow
 from splitgrow.digits import LARGE_WIDTHS, Row, Setting, Study, load_digits
+from splitgrow.show import count
 
 BUDGETS = (400, 1200)
 GROWN = "splitting"
@@ -65,7 +66,7 @@ def summary(rows: list[Row]) -> dict[str, dict[str, float]]:
 
 
 def show(budget: int, found: dict[str, dict[str, float]], seeds: int) -> Table:
-    table = Table(title=f"digits, at most {budget} parameters, {seeds} seeds")
+    table = Table(title=f"digits, at most {budget} parameters, {count(seeds, 'seed')}")
     for header in ("net", "parameters", "training loss", "test accuracy", "splitting wins, loses"):
         table.add_column(header, justify="left" if header == "net" else "right")
     for net, row in found.items():

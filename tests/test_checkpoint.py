@@ -1037,7 +1037,7 @@ def test_settings_that_json_cannot_hold(tmp_path: Path) -> None:
     assert "param_groups[0]['deep'][0]['a'] is of type set" in text
     assert "param_groups[0]['deep'][1]: expected names that are text, got 2" in text
     assert "param_groups[0]['links'] has the layout" in text
-    assert "state is kept for 1 things that it does not train" in text
+    assert "state is kept for 1 thing that it does not train" in text
     assert list(tmp_path.iterdir()) == []
 
 
@@ -1078,7 +1078,7 @@ def test_other_optimizers(state_path: Path) -> None:
     refuse = assert_optimizer_refused
     refuse(state_path, "this SGD.*\n- the file is of Adam", lambda m: optim.SGD(groups(m)), grown())
     refuse(state_path, "the file is of Adam", lambda m: optim.AdamW(groups(m)), grown())
-    message = r"expected 1 parameter groups, got 2 in the file\.\n.*expected 12 parameters, got 6"
+    message = r"expected 1 parameter group, got 2 in the file\.\n.*expected 12 parameters, got 6"
     refuse(state_path, message, lambda m: optim.Adam(m.parameters()), grown())
 
 

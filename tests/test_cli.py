@@ -93,6 +93,7 @@ def test_grow_runs_an_experiment_and_report_reads_it(file: Path, tmp_path: Path)
     result = CliRunner().invoke(app, ["grow", f"{file}:experiment", "--run-dir", str(folder)])
     assert result.exit_code == 0, result.output
     assert "as many phases as asked for" in result.output
+    assert "grew by 1 neuron, " in result.output
     assert (folder / "phase-0002" / "model.safetensors").exists()
     page = tmp_path / "page.html"
     written = CliRunner().invoke(app, ["report", str(folder), "--output", str(page)])

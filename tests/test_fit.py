@@ -523,6 +523,15 @@ def test_bad_arguments_change_nothing(settings: dict[str, Any], message: str) ->
     assert not any(modes(model))
 
 
+@pytest.mark.parametrize(("count", "words"), [(1, "1 CUDA device"), (2, "2 CUDA devices")])
+def test_a_missing_device_is_told_with_how_many_there_are(
+    count: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(sg.InputError, match=f"'cuda:2' was asked for, and PyTorch sees {words} he"):
+        fit(net(), data(), mse, device="cuda:2")
+
+
 def test_all_that_is_wrong_is_reported_at_once() -> None:
     loader = DataLoader(TensorDataset(torch.ones(3)))
     with pytest.raises(sg.InputError) as raised:

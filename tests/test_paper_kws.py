@@ -598,6 +598,9 @@ def test_tables_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
         assert number in text
 
 
+ONE = {"std": None, "seeds": 1}
+
+
 def test_names_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = {"mean": 0.945, "std": 0.0, "seeds": 2}
     many = {
@@ -614,6 +617,8 @@ def test_names_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "94.5 ± 0.0 [2]" in text
     assert text.count("94.5 ± 0.0 ") == len(many)
     assert "over 5 seeds; [n]: over n seeds alone" in text
+    alone = job_claims.accuracy_table("accuracy", "parameters", ["10K"], {"bn": [cell | ONE]})
+    assert alone.caption == "of 1 seed"
 
 
 # --- the command --------------------------------------------------------------------------------

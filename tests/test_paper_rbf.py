@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
@@ -124,7 +125,8 @@ def test_figures_and_tables_of_a_quick_run(
     arguments = ["rbf", "--quick", "--folder", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    assert "lowest of all methods on" in result.output
+    assert "1 seed in " in result.output
+    assert re.search(r"lowest of all methods on [01] of 1 seed\s", result.output)
     for name in ("rbf-figure1", "rbf-appendix"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (tmp_path / f"{name}.svg").read_text()

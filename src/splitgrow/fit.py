@@ -26,6 +26,7 @@ from splitgrow.fit_optimizer import (
 )
 from splitgrow.patience import Patience
 from splitgrow.phase import Phase, check_seed
+from splitgrow.show import count
 from splitgrow.state import seeded
 from splitgrow.surroundings import Interrupts, bar, grad_on, training
 from splitgrow.tap import LossFn
@@ -197,8 +198,8 @@ def _device(model: nn.Module, wanted: torch.device | str | None) -> torch.device
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InputError(
             f"device: {str(device)!r} was asked for, and PyTorch sees "
-            f"{torch.cuda.device_count()} CUDA devices here. Leave it out to train where the model "
-            "is, or install a PyTorch with CUDA."
+            f"{count(torch.cuda.device_count(), 'CUDA device')} here. Leave it out to train where "
+            "the model is, or install a PyTorch with CUDA."
         )
     return device
 

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Column
 
 from splitgrow.phase import Phase
-from splitgrow.show import STOPPED
+from splitgrow.show import STOPPED, count
 from splitgrow.watch import Watcher
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Live(Watcher):
         split = record.split
         if split is None:
             return
-        text = f"{self._title}         grew by {len(split.neurons)} neurons"
+        text = f"{self._title}         grew by {count(len(split.neurons), 'neuron')}"
         if split.measured is not None:
             text += f", loss changed by {split.measured:+.2e}"
         if split.predicted is not None:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from splitgrow.checkpoint import MISTAKES, Path, dtype_name, refuse, unusable
 from splitgrow.errors import CheckpointError, InputError
 from splitgrow.files import read_sealed, write_sealed
+from splitgrow.show import count
 from splitgrow.state import Undo
 from splitgrow.surgery import _like
 
@@ -82,7 +83,8 @@ class _Writer:
         parameters = list(_parameters(optimizer))
         strange = optimizer.state.keys() - set(parameters)
         if strange:
-            self.problems.append(f"state is kept for {len(strange)} things that it does not train.")
+            things = count(len(strange), "thing")
+            self.problems.append(f"state is kept for {things} that it does not train.")
         return {
             str(i): self._encode_all(f"state[{i}]", optimizer.state[p], p.device)
             for i, p in enumerate(parameters)
@@ -229,10 +231,8 @@ def _optimizer_differences(kept: Mapping[str, Any], optimizer: Optimizer) -> Ite
     if kept["class"] != type(optimizer).__name__:
         yield f"the file is of {kept['class']}."
     if len(kept["groups"]) != len(optimizer.param_groups):
-        yield (
-            f"expected {len(optimizer.param_groups)} parameter groups, got {len(kept['groups'])} "
-            "in the file."
-        )
+        groups = count(len(optimizer.param_groups), "parameter group")
+        yield f"expected {groups}, got {len(kept['groups'])} in the file."
     for number, (saved, group) in enumerate(_paired(kept, optimizer)):
         for problem in _group_differences(saved, group):
             yield f"param_groups[{number}]: {problem}"
@@ -241,7 +241,8 @@ def _optimizer_differences(kept: Mapping[str, Any], optimizer: Optimizer) -> Ite
 def _group_differences(saved: Mapping[str, Any], group: Mapping[str, Any]) -> Iterator[str]:
     looks = [_look(parameter) for parameter in group["params"]]
     if len(looks) != len(saved["params"]):
-        yield f"expected {len(looks)} parameters, got {len(saved['params'])} in the file."
+        parameters = count(len(looks), "parameter")
+        yield f"expected {parameters}, got {len(saved['params'])} in the file."
         return
     names = group.get("param_names", [f"parameter {i}" for i in range(len(looks))])
     for name, theirs, ours in zip(names, saved["params"], looks, strict=True):

@@ -27,14 +27,14 @@ def render(*renderables: object, width: int = 100) -> str:
     return captured.get().rstrip()
 
 
-def _neurons(count: int) -> str:
-    return "1 neuron" if count == 1 else f"{count} neurons"
+def count(number: int, noun: str, nouns: str | None = None) -> str:
+    """``1 split``, ``2 splits``."""
+    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
 def units_table(units: Units) -> str:
     """What can be split, by how many parameters per neuron; what cannot, and why."""
-    count = "1 unit" if len(units) == 1 else f"{len(units)} units"
-    table = Table(title=f"{count} can be split", title_justify="left")
+    table = Table(title=f"{count(len(units), 'unit')} can be split", title_justify="left")
     table.add_column("unit")
     table.add_column("neurons", justify="right")
     table.add_column("own parameters", justify="right")
@@ -60,9 +60,9 @@ def units_table(units: Units) -> str:
 
 def scores_table(scores: Scores, most: int = 10) -> str:
     """The neurons with the most negative splitting index, and a line for each unit."""
+    samples = count(scores.samples, "sample")
     table = Table(
-        title=f"splitting indexes on {scores.samples} samples, mean loss {scores.loss:.4g}",
-        title_justify="left",
+        title=f"splitting indexes on {samples}, mean loss {scores.loss:.4g}", title_justify="left"
     )
     for header in ("unit", "neurons", "lambda < 0", "smallest lambda", "its neuron"):
         table.add_column(header, justify="left" if header == "unit" else "right")
@@ -94,7 +94,7 @@ def scores_table(scores: Scores, most: int = 10) -> str:
 
 def plan_table(plan: SplitPlan) -> str:
     """How many neurons of which units, and the strongest of each."""
-    table = Table(title=f"plan: split {_neurons(len(plan))}", title_justify="left")
+    table = Table(title=f"plan: split {count(len(plan), 'neuron')}", title_justify="left")
     for header in ("unit", "split", "of", "smallest lambda", "neurons"):
         table.add_column(header, justify="left" if header in ("unit", "neurons") else "right")
     for name, neurons in plan.chosen.items():
@@ -107,7 +107,7 @@ def plan_table(plan: SplitPlan) -> str:
 
 def receipt_table(receipt: Receipt) -> str:
     """Widths before and after, and the change of loss that was predicted and measured."""
-    table = Table(title=f"split {_neurons(len(receipt.offspring))}", title_justify="left")
+    table = Table(title=f"split {count(len(receipt.offspring), 'neuron')}", title_justify="left")
     for header in ("unit", "before", "after"):
         table.add_column(header, justify="left" if header == "unit" else "right")
     for name, (before, after) in receipt.widths.items():

@@ -131,8 +131,10 @@ def _run(
     workers: int, console: Console,
 ) -> dict[str, Any]:  # fmt: skip
     from splitgrow.paper import results
+    from splitgrow.show import count
 
     start = time.perf_counter()
     found = results.collect(name, run_seed, setting, seeds, workers, console)
-    console.print(f"{len(seeds)} seeds in {time.perf_counter() - start:.0f} s", highlight=False)
+    seconds = time.perf_counter() - start
+    console.print(f"{count(len(seeds), 'seed')} in {seconds:.0f} s", highlight=False)
     return found | {"claims": results.rounded(experiment.claims(found))}

@@ -162,8 +162,8 @@ def accuracy_table(
 
 
 def _over(most: int, seeds: Sequence[int]) -> str | None:
-    if not seeds:
-        return None
+    if most <= 1:
+        return "of 1 seed" if seeds else None
     fewer = "; [n]: over n seeds alone" if min(seeds) < most else ""
     return escape(f"mean ± standard deviation over {most} seeds{fewer}")
 

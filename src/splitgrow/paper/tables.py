@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from splitgrow.paper.results import DIGITS
+from splitgrow.show import count
 
 MEASURES = {"picture": "its picture", "images": "its images"}
 WHEN = {"at_once": "right after the split", "trained": "after training"}
@@ -31,10 +32,10 @@ def _table(title: str, *headers: str) -> Table:
 
 
 def _lowest(found: Mapping[str, Any]) -> Table:
-    seeds = found["seeds"]
+    seeds = count(found["seeds"], "seed")
     title = (
         "Claim: splitting has the lowest final loss\n"
-        f"lowest of all methods on {found['lowest of all']} of {seeds} seeds"
+        f"lowest of all methods on {found['lowest of all']} of {seeds}"
     )
     table = _table(title, "method", "median", "quartiles", "wins, losses", "sign p", "Wilcoxon p")
     table.caption = _caption(found)
@@ -50,11 +51,11 @@ def _lowest(found: Mapping[str, Any]) -> Table:
 
 def _caption(found: Mapping[str, Any]) -> str:
     """What wins and p mean, and which methods could not grow on every seed."""
-    seeds = found["seeds"]
+    seeds = count(found["seeds"], "seed")
     short = [
-        f"{method} grew to the end on {row['grew to the end']} of {seeds} seeds only"
+        f"{method} grew to the end on {row['grew to the end']} of {seeds} only"
         for method, row in found["methods"].items()
-        if row["grew to the end"] < seeds
+        if row["grew to the end"] < found["seeds"]
     ]
     return "; ".join(["wins, losses and one-sided p of splitting against the method", *short])
 
@@ -137,6 +138,6 @@ def _stable(claims: Mapping[str, Any]) -> Table:
     name = "prototypes that are stable by the classification matrix"
     table = _table("Nets that the classification matrix alone would not split", "prototypes",
                    "nets")  # fmt: skip
-    for count, row in claims[name].items():
-        table.add_row(count, f"{row['stable']} of {row['nets']}")
+    for prototypes, row in claims[name].items():
+        table.add_row(prototypes, f"{row['stable']} of {row['nets']}")
     return table

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from splitgrow.report.history import Phase, Run, Split
 from splitgrow.report.summary import labels
-from splitgrow.report.words import count
+from splitgrow.show import count
 
 POINTS = 600  # of a curve that is alone: about one for every other pixel
 NAMED = 4  # runs that the title of the figure has room for

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from splitgrow.report.history import Run, Split
-from splitgrow.report.words import count
+from splitgrow.show import count
 
 CLOSE = 2.0  # a prediction counts as close within this factor
 

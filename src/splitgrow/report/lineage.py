@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from splitgrow.report.history import Neuron, Run, SplitNeuron
-from splitgrow.report.words import count
+from splitgrow.show import count
 
 LISTED = 40  # ids of quiet neurons that a tooltip names
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from splitgrow.report.history import Run
-from splitgrow.report.words import brief, count, duration, short, times, whole
+from splitgrow.report.words import brief, duration, short, times, whole
+from splitgrow.show import count
 
 REASONS = {
     "phases": "number of phases reached",

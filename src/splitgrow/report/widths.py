@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from splitgrow.report.history import Run
-from splitgrow.report.words import count
+from splitgrow.show import count
 
 
 @dataclass(frozen=True)

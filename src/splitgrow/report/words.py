@@ -1,13 +1,8 @@
-"""Numbers and counts as people read them."""
+"""Numbers as people read them."""
 
 from __future__ import annotations
 
 MISSING = "–"
-
-
-def count(number: int, noun: str, nouns: str | None = None) -> str:
-    """``1 split``, ``2 splits``."""
-    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
 def whole(number: int | None) -> str:
