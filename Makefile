@@ -21,7 +21,7 @@ help:  ## Show this list
 	@echo
 	@echo "Settings: PYTHON=$(PYTHON)  VENV=$(VENV)  WORKERS=$(WORKERS)  ARGS='-k name' (passed to pytest, demo, bench)"
 
-demo: $(VENV)/.demo  ## Score and split a small CNN on handwritten digits, and show the receipt
+demo: $(VENV)/.demo  ## Grow a small CNN on handwritten digits, beside random splitting and nets from scratch
 	$(BIN)/splitgrow demo $(ARGS)
 
 test: $(VENV)/.dev  ## Run all tests, the examples in the README among them

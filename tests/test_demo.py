@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ import splitgrow as sg
 from splitgrow import digits
 from splitgrow.cli import app
 
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+
 
 def test_the_demo_grows_compares_and_reports(tmp_path: Path) -> None:
     arguments = ["demo", "--epochs", "2", "--params", "300", "--run-dir", str(tmp_path / "runs")]
@@ -20,9 +24,18 @@ def test_the_demo_grows_compares_and_reports(tmp_path: Path) -> None:
     for words in ("conv1", "can be split", "grew by", "fits the budget of parameters",
                   "random splitting", "from scratch", "test acc.", "report.html"):  # fmt: skip
         assert words in result.output
+    said = "One seed (0), on which random splitting may be ahead: README.md has the means of ten.\n"
+    assert said in result.output
+    assert "| net, 10 seeds |" in README.read_text()
     assert (tmp_path / "runs" / "report.html").stat().st_size > 10_000
     again = CliRunner().invoke(app, arguments)  # into the same folder
     assert again.exit_code == 0, again.output
+
+
+def test_make_tells_what_the_demo_shows() -> None:
+    (target,) = re.findall(r"^demo: .*## (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for words in ("handwritten digits", "random splitting", "from scratch"):
+        assert words in target
 
 
 def test_a_grown_net_keeps_the_budget_and_repeats_by_its_seed() -> None:

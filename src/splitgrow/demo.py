@@ -14,6 +14,10 @@ from splitgrow.live import Live
 from splitgrow.report import write_report
 from splitgrow.units import find_units
 
+ONE_SEED = (
+    "One seed ({seed}), on which random splitting may be ahead: README.md has the means of ten."
+)
+
 
 def run(
     seed: int = 0,
@@ -39,6 +43,7 @@ def run(
         rows.append(study.from_scratch("same, from scratch", rows[0].widths))
         rows.append(study.from_scratch("large, from scratch", LARGE_WIDTHS))
     console.print(_table(rows))
+    console.print(ONE_SEED.format(seed=seed), soft_wrap=True, highlight=False)
     console.print(f"report: {write_report(folders, run_dir / 'report.html')}", soft_wrap=True)
     return rows
 
