@@ -213,6 +213,15 @@ def test_tables_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [with_tables(text) for text in texts] == texts, "run python tools/readme_tables.py"
 
 
+def test_constraints_tell_the_torch_of_all_results() -> None:
+    files = [
+        path for name in ("results", "benchmarks/results") for path in (ROOT / name).rglob("*.json")
+    ]
+    made_with = {v for path in files for v in re.findall(r'"torch": "(\d+\.\d+)', path.read_text())}
+    told = set(re.findall(r"torch(?:==| )(\d+\.\d+)", (ROOT / "constraints.txt").read_text()))
+    assert made_with == told
+
+
 def test_relative_links_lead_somewhere() -> None:
     wrong = {str(path.relative_to(ROOT)): broken(path, ROOT) for path in documents()}
     assert {name: targets for name, targets in wrong.items() if targets} == {}
