@@ -160,6 +160,26 @@ def test_the_whole_study_is_the_default(ordered: list[Any]) -> None:
     assert len({job.name for job in todo}) == len(todo)
 
 
+def test_a_quick_run_ends_with_what_its_nets_are_worth(ordered: list[Any]) -> None:
+    last = invoke("--quick").output.splitlines()[-1]
+    assert last.startswith(
+        "--quick: these nets were trained for 1 epoch of 512 images a phase and judged by 256 test "
+        "images. They are not usable, "
+    )
+    assert "not usable" not in invoke().output
+    assert "not usable" not in invoke("--quick", "--redraw").output
+
+
+def test_help_names_all_nets_and_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sorted(cifar10_cli.ARCHS) == sorted({job.arch for job in study()})
+    assert sorted(cifar10_cli.METHODS) == sorted({job.method for job in study()})
+    assert {*cifar10_cli.METHODS} - {job.method for job in study_of_ends()} == {"uniform"}
+    monkeypatch.setenv("COLUMNS", "400")
+    text = " ".join(invoke("--help").output.split())
+    assert " and ".join(cifar10_cli.ARCHS) in text
+    assert ", ".join(cifar10_cli.METHODS) in text
+
+
 SHARES = [("--size", "size"), ("--step", "step"), ("--max-growth", "max_growth"),
           ("--restart", "restart"), ("--thin", "thin")]  # fmt: skip
 

@@ -670,6 +670,25 @@ def test_exported_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert f"splitgrow listen {run / 'model.onnx'} clip.wav" in said.file.getvalue()
 
 
+def test_a_quick_run_ends_with_what_its_nets_are_worth(ordered: list[Any]) -> None:
+    last = invoke("--quick", "--epochs", "2").output.splitlines()[-1]
+    assert last.startswith(
+        "--quick: these nets were trained for 40 steps a phase and judged by 256 test clips. They "
+        "are not usable, "
+    )
+    assert "not usable" not in invoke().output
+    assert "not usable" not in invoke("--quick", "--redraw").output
+
+
+def test_help_names_all_nets_and_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sorted(kws_cli.ARCHS) == sorted({job.arch for job in study()})
+    assert sorted(kws_cli.METHODS) == sorted({job.method for job in study()})
+    monkeypatch.setenv("COLUMNS", "400")
+    text = " ".join(invoke("--help").output.split())
+    assert ", ".join(kws_cli.ARCHS) in text
+    assert ", ".join(kws_cli.METHODS) in text
+
+
 def test_nets_methods_and_schedule_can_be_chosen(ordered: list[Any]) -> None:
     words = ("--arch", DSCNN, "--method", "bn", "--seeds", "2", "--paper-schedule")
     assert invoke(*words).exit_code == 0

@@ -21,7 +21,6 @@ from splitgrow.paper.options import (
     Folder,
     Growing,
     MaxGrowth,
-    Methods,
     Phases,
     Quick,
     Redraw,
@@ -31,6 +30,7 @@ from splitgrow.paper.options import (
     Thin,
     Workers,
     device_named,
+    not_usable,
     scheduled,
 )
 
@@ -42,8 +42,22 @@ if TYPE_CHECKING:
 
     from splitgrow.paper.curves import Jobs
 
+# Of the study's jobs. They are repeated here so that --help need not import the study.
+ARCHS = ("mobilenet", "vgg19")
+METHODS = (
+    "splitting", "splitting-gain", "splitting-params", "splitting-macs", "random", "l1", "bn",
+    "uniform", "uniform-long",
+)  # fmt: skip
 Arch = Annotated[
-    list[str] | None, typer.Option(help="mobilenet or vgg19, may be repeated; by default both.")
+    list[str] | None,
+    typer.Option(help=f"Only this net, may be repeated; by default {' and '.join(ARCHS)}."),
+]
+Method = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"Only this method, may be repeated; by default all of {', '.join(METHODS)} (uniform "
+        "not with --size).",
+    ),
 ]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs of every phase; by default 8.")]
 Largest = Annotated[
@@ -66,7 +80,7 @@ PaperSchedule = Annotated[
 def cifar10(
     data: Data = DATA,
     arch: Arch = None,
-    method: Methods = None,
+    method: Method = None,
     seeds: Seeds = 3,
     workers: Workers = 1,
     epochs: Epochs = None,
@@ -101,6 +115,7 @@ def cifar10(
     from splitgrow.paper.data import cifar10 as read
     from splitgrow.paper.job_runs import chosen
     from splitgrow.paper.screen import screen
+    from splitgrow.show import count
 
     figures.check_matplotlib()  # now, not after minutes of work
     if sizes and (largest is not None or phases is not None or quick):
@@ -126,6 +141,10 @@ def cifar10(
             workers=workers, console=console,
         )  # fmt: skip
     show(place, console)
+    if quick and not redraw:
+        images = f"{count(setting.epochs, 'epoch')} of {setting.images} images a phase"
+        said = not_usable(images, f"{setting.tested} test images")
+        console.print(said, soft_wrap=True, highlight=False)
 
 
 def show(place: Path, console: Console) -> None:

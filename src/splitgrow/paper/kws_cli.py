@@ -16,7 +16,6 @@ from splitgrow.paper.options import (
     Device,
     Finish,
     Folder,
-    Methods,
     Phases,
     Quick,
     Redraw,
@@ -24,6 +23,7 @@ from splitgrow.paper.options import (
     Step,
     Workers,
     device_named,
+    not_usable,
     scheduled,
 )
 
@@ -33,8 +33,21 @@ if TYPE_CHECKING:
 Data = Annotated[
     Path, typer.Option(help="Folder of Speech Commands: its wav files, or packed features.")
 ]
+# Of the study's jobs. They are repeated here so that --help need not import the study.
+ARCHS = ("DS-CNN", "DNN", "CNN", "BasicLSTM", "LSTM", "GRU", "CRNN")
+METHODS = ("splitting", "splitting-macs", "random", "bn", "uniform", "uniform-long", "full")
 Arch = Annotated[
-    list[str] | None, typer.Option(help="Only these nets, may be repeated; by default all seven.")
+    list[str] | None,
+    typer.Option(
+        help=f"Only this net, may be repeated; by default all of {', '.join(ARCHS)}.",
+    ),
+]
+Method = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"Only this method, may be repeated; by default all of {', '.join(METHODS)}. Of nets "
+        "other than DS-CNN there is full alone.",
+    ),
 ]
 Epochs = Annotated[
     int | None, typer.Option(min=1, help="Epochs of 500 steps in every phase; by default 4.")
@@ -51,7 +64,7 @@ PaperSchedule = Annotated[
 def kws(
     data: Data = DATA,
     arch: Arch = None,
-    method: Methods = None,
+    method: Method = None,
     seeds: Seeds = 5,
     workers: Workers = 1,
     epochs: Epochs = None,
@@ -101,6 +114,10 @@ def kws(
         export_jobs(finished(place, EXPERIMENT), place)
         show_files(place, console)
         say_where_files_are(place, console)
+    if quick and not redraw:
+        steps = f"{setting.epochs * setting.steps} steps a phase"
+        said = not_usable(steps, f"{setting.tested} test clips")
+        console.print(said, soft_wrap=True, highlight=False)
 
 
 def show(place: Path, console: Console) -> None:

@@ -16,9 +16,6 @@ Folder = Annotated[Path, typer.Option(help="Folder for the results and the figur
 Data = Annotated[Path, typer.Option(help="Folder with the data set, as torchvision has it.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch what is missing there.")]
 Device = Annotated[str | None, typer.Option(help="cuda or cpu; by default a GPU if there is one.")]
-Methods = Annotated[
-    list[str] | None, typer.Option("--method", help="Only these methods, may be repeated.")
-]
 Phases = Annotated[int | None, typer.Option(min=1, help="At most so many nets in a job.")]
 Batch = Annotated[int | None, typer.Option(min=1, help="Samples in a step of training.")]
 Finish = Annotated[
@@ -64,6 +61,14 @@ SHARES = {  # fields of a setting that are one, in the words of their options
 FOLDER = Path("runs/paper")
 DATA = Path("data")
 AnySetting = TypeVar("AnySetting", bound=Any)  # of a study of jobs: has paper(), quick() and epochs
+
+
+def not_usable(trained: str, judged: str) -> str:
+    """What to think of the nets of a quick run."""
+    return (
+        f"--quick: these nets were trained for {trained} and judged by {judged}. They are not "
+        "usable, and do not compare. For the study leave out --quick, and name another --folder."
+    )
 
 
 def device_named(wanted: str | None) -> str:
