@@ -40,7 +40,9 @@ def draw(folder: Path) -> None:
     figure, grid = plt.subplots(len(found), len(nets), figsize=size, squeeze=False, sharey=True)
     for panels, (device, rows) in zip(grid, found.items(), strict=True):
         for axes, net in zip(panels, nets, strict=True):
-            _panel(axes, net, [row for row in rows if row["net"] == net])
+            own = [row for row in rows if row["net"] == net]
+            _panel(axes, own)
+            axes.set_title(_title(net, own), fontsize=9)
         panels[0].set_ylabel(f"{_machine(rows, device)}\nright neurons found", fontsize=9)
     for axes in grid[-1]:
         axes.set_xlabel("time, in training passes\nover the same images", fontsize=9)
@@ -56,13 +58,24 @@ def _read(path: Path) -> list[Row]:
 
 
 def _machine(rows: list[Row], device: str) -> str:
-    used = rows[0]["settings"]
-    if device == "cuda":
-        return str(used["hardware"])
-    return f"CPU, {used['threads']} thread" + "s" * (used["threads"] > 1)
+    return "CPU" if device == "cpu" else _listed(rows, "hardware")
 
 
-def _panel(axes: Any, net: str, rows: list[Row]) -> None:
+def _title(net: str, rows: list[Row]) -> str:
+    """On a CPU with the threads, which are not those of every net."""
+    on_cpu = [row for row in rows if row["settings"]["device"] == "cpu"]
+    if not on_cpu:
+        return net
+    threads = _listed(on_cpu, "threads")
+    return f"{net}, {threads} thread{'s' * (threads != '1')}"
+
+
+def _listed(rows: list[Row], setting: str) -> str:
+    """What the rows were measured with."""
+    return " or ".join(map(str, sorted({row["settings"][setting] for row in rows})))
+
+
+def _panel(axes: Any, rows: list[Row]) -> None:
     axes.set_xscale("log")
     axes.set_xlim(1, 400)
     axes.set_ylim(0.27, 1.09)
@@ -70,7 +83,6 @@ def _panel(axes: Any, net: str, rows: list[Row]) -> None:
     axes.text(1.1, 0.31, "chance", color="#888888", fontsize=7)
     axes.grid(visible=True, which="major", color="#eeeeee")
     axes.set_axisbelow(True)
-    axes.set_title(net, fontsize=9)
     axes.tick_params(labelsize=8)
     axes.set_xticks([1, 10, 100], ["1", "10", "100"])
     for family, (_, colour, marker) in FAMILIES.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 
 import peers
 import peers_bench
+import peers_figure
 import peers_gromo
 from peers_bench import NETS, Bench, Net, Times
 from peers_methods import Descent, DoesNotFit, Limits, dense, ours, rayleigh
@@ -267,6 +269,22 @@ def test_a_run_writes_each_row_and_continues(
     with pytest.raises(KeyboardInterrupt):
         peers.measure_all(args)
     assert not set(first) & set(measured)
+
+
+def titles(figure: Path) -> list[str]:
+    return re.findall(r"<!-- (.* threads?) -->", figure.read_text())
+
+
+def test_the_figure_tells_the_threads_of_each_net(tmp_path: Path) -> None:
+    rows = json.loads((peers.RESULTS / "peers-cpu.json").read_text())["rows"]
+    used = {row["net"]: row["settings"]["threads"] for row in rows}
+    told = [f"{net}, {n} thread{'s' if n > 1 else ''}" for net, n in used.items()]
+    assert len(set(used.values())) > 1
+    assert titles(peers.RESULTS / "peers.svg") == told
+    rows[0]["settings"]["threads"] = 3  # beside other methods on the same net
+    (tmp_path / "peers-cpu.json").write_text(json.dumps({"rows": rows}))
+    peers_figure.draw(tmp_path)
+    assert titles(tmp_path / "peers.svg") == [f"{rows[0]['net']}, 1 or 3 threads", *told[1:]]
 
 
 def test_a_whole_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
