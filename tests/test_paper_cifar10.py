@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from helpers_jobs import Killed, column, killed_at, remembered, timeless
 from splitgrow.errors import InputError
 from splitgrow.paper import cifar10 as study
-from splitgrow.paper import cifar10_bench, cifar10_nets, job_study
+from splitgrow.paper import cifar10_bench, cifar10_nets, job_runs, job_study
 from splitgrow.paper.cifar10 import Job, Setting, build, jobs, run_job, run_jobs
 from splitgrow.paper.cifar10_bench import Bench, parted
 from splitgrow.paper.cifar10_jobs import METHODS
 from splitgrow.paper.data import DataSet, ImageData
 from splitgrow.paper.job_match import key_of_fields
-from splitgrow.paper.job_runs import finished
+from splitgrow.paper.job_runs import Order, finished
 from splitgrow.paper.job_study import NET, Study
 from splitgrow.paper.jobs import GROWN, UNIFORM
 from splitgrow.paper.training import Course, Rate
@@ -548,7 +548,36 @@ def test_a_job_that_is_done_is_read(
     assert timeless(done(job, tmp_path, setting)["points"]) == timeless(first["points"])
 
 
-def test_jobs_in_processes_and_one_that_fails(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["splitting", "l1", "uniform"])
+def test_each_net_is_told_of(method: str, small: None, tmp_path: Path) -> None:
+    told = []
+    order = Order("cifar10", TINY, tmp_path, tmp_path, "cpu", images, Bench)
+    found = job_runs.run_job(
+        Job("vgg19", method), order, lambda *net: told.append((*net[:2], net[2]["validation"]))
+    )
+    points = [(p["params"], pytest.approx(p["validation"], rel=1e-5)) for p in found["points"]]
+    assert told == [(i, *point) for i, point in enumerate(points)]
+
+
+def test_an_interrupted_study_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job_runs, "wait", interrupted)
+    said = io.StringIO()
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs(
+            [Job("vgg19", "uniform")], TINY, data=tmp_path, folder=tmp_path, device="cpu",
+            workers=1, read=images, console=Console(file=said, width=200),
+        )  # fmt: skip
+    assert "Stopped. The same command goes on from the last net" in said.getvalue()
+
+
+def test_jobs_in_processes_and_one_that_fails(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The nets in processes are the real ones, at the width of 1."""
     setting = replace(TINY, phases=1, epochs=1, width=1)
     wrong = Job("vgg19", "bn", seed=1)
@@ -565,6 +594,9 @@ def test_jobs_in_processes_and_one_that_fails(tmp_path: Path) -> None:
     assert [result["job"] for result in found] == [asdict(job) for job in listed[1:]]
     assert f"{wrong.name}: failed with exit code 1" in said.getvalue()
     assert f"{listed[1].name}: done" in said.getvalue()
+    assert "s (1 of 2)" in said.getvalue()
+    assert "s (2 of 2)" in said.getvalue()
+    assert f"{listed[1].name}: net 1, " in capfd.readouterr().err
 
 
 def test_jobs_end_with_a_study_that_is_killed(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import multiprocessing
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import combinations
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -28,7 +29,7 @@ from splitgrow.errors import InputError
 from splitgrow.files import write_file
 from splitgrow.paper.bench import Bench
 from splitgrow.paper.job_match import differences, key_of_fields, words_of
-from splitgrow.paper.job_study import Study
+from splitgrow.paper.job_study import Study, Tell
 from splitgrow.paper.jobs import Job
 from splitgrow.paper.memory import keep_freed_memory
 from splitgrow.paper.results import hardware, rounded
@@ -79,15 +80,18 @@ class Order:
 Ordered = tuple[Job, Order]
 
 
-def run_job(job: Job, order: Order) -> Result:
-    """The nets of a job, from its file if that is there, and else computed."""
+def run_job(job: Job, order: Order, tell: Tell | None = None) -> Result:
+    """The nets of a job, from its file if that is there, and else computed.
+
+    ``tell`` is told of each net as it is computed; see :class:`splitgrow.paper.job_study.Study`.
+    """
     setting, folder, device = order.setting, order.folder, order.device
     found = _stored(job, order)
     if found is not None:
         return found
     with full_precision():
         bench = order.bench(setting, order.read(order.data), torch.device(device))
-        study = Study(job, bench, runs_of(setting, folder) / job.name)
+        study = Study(job, bench, runs_of(setting, folder) / job.name, tell)
         points = study.points()
     if order.origin is not None:
         RunFolder(study.folder).name_origin(order.origin)
@@ -151,15 +155,15 @@ class _Running:
     process: BaseProcess
     start: float
 
-    def report(self, console: Console) -> None:
-        """Say how a process ended; the error itself it has written on its own."""
+    def report(self, console: Console, count: str) -> None:
+        """Say how a process ended, and which of how many; the error it has written on its own."""
         seconds, code = time.perf_counter() - self.start, self.process.exitcode
         ended = "done" if code == 0 else f"failed with exit code {code}"
         way_out = (
             "" if code == 0 else ": its error is above. Run it again to go on from its last net"
         )
         console.print(
-            f"{self.job.name}: {ended} after {seconds:.0f} s{way_out}.",
+            f"{self.job.name}: {ended} after {seconds:.0f} s ({count}){way_out}.",
             soft_wrap=True, highlight=False,
         )  # fmt: skip
 
@@ -237,16 +241,20 @@ def _say_what_is_done(done: int, count: int, console: Console) -> None:
 
 def _run_all(waiting: deque[Ordered], workers: int, console: Console) -> None:
     running: dict[Any, _Running] = {}  # by what tells that a process has ended
+    count, ended = len(waiting), 0
     try:
         while waiting or running:
             while waiting and len(running) < workers:
                 started = _start(*waiting.popleft())
                 running[started.process.sentinel] = started
             for sentinel in wait(list(running)):
-                ended = running.pop(sentinel)
-                ended.process.join()
-                ended.report(console)
-    finally:  # Ctrl-C: what is on the disk is whole, and jobs go on from there
+                gone, ended = running.pop(sentinel), ended + 1
+                gone.process.join()
+                gone.report(console, f"{ended} of {count}")
+    except KeyboardInterrupt:
+        console.print("Stopped. The same command goes on from the last net of each job.")
+        raise
+    finally:  # what is on the disk is whole, and jobs go on from there
         for left in running.values():
             left.process.terminate()
             left.process.join()
@@ -264,7 +272,16 @@ def _run_alone(job: Job, order: Order) -> None:
     torch.set_num_threads(1)
     if order.device == "cpu":
         keep_freed_memory()
-    run_job(job, order)
+    run_job(job, order, partial(_tell, job.name))
+
+
+def _tell(name: str, number: int, params: int, metrics: Mapping[str, float]) -> None:
+    """A line for each net, so that hours of training are not silent."""
+    Console(stderr=True).print(
+        f"{name}: net {number + 1}, {params:,} parameters, "
+        f"{100 * metrics['validation']:.1f}% on validation",
+        soft_wrap=True, highlight=False,
+    )  # fmt: skip
 
 
 def _end_with_parent() -> None:

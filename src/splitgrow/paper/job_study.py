@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from math import ceil, inf
 from pathlib import Path
@@ -20,7 +20,7 @@ from splitgrow.errors import InputError
 from splitgrow.files import clean, write_file
 from splitgrow.fresh import reset
 from splitgrow.grow import Train, grow
-from splitgrow.history import PhaseRecord, Split, lasting_names
+from splitgrow.history import History, PhaseRecord, Split, lasting_names
 from splitgrow.paper.bench import Bench
 from splitgrow.paper.jobs import FULL, GROWN, UNIFORM, Job, Point, Size
 from splitgrow.paper.pruning import How, add_sparsity_gradient, prune, prune_to
@@ -30,11 +30,13 @@ from splitgrow.split import Relative
 from splitgrow.stages import seed_of
 from splitgrow.state import eval_mode, seeded
 from splitgrow.units import find_units
+from splitgrow.watch import Watcher
 
 SIZE_REACHED = 0.97  # of the parameters that a net is to have: one neuron more may be too many
 LONG_EVERY = 3  # of the uniform widths, one in so many (the last too) is trained as long as growth
 COUNTS = ("operations",)  # metrics of a net that are whole numbers, where a bench has them
 NET, POINTS = "net.safetensors", "points.json"
+Tell = Callable[[int, int, Mapping[str, float]], None]
 
 
 def measured(net: nn.Module, example: tuple[Tensor]) -> tuple[Cost, dict[str, int]]:
@@ -49,15 +51,31 @@ def count_parameters(net: nn.Module) -> int:
     return sum(p.numel() for p in net.parameters())
 
 
+class _Teller(Watcher):
+    """Tells of the nets of growth."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+
+    def on_trained(self, record: PhaseRecord, history: History) -> None:  # noqa: ARG002
+        """Of each that has been trained."""
+        self._tell(record.phase, record.params, record.metrics)
+
+
 class Study:
     """One job on its bench, with a folder to go on from.
+
+    Args:
+        job, bench, folder: what to do, with what, and where.
+        tell: told of each net that has been trained: its number, parameters and metrics.
 
     Attributes:
         full: the cost of the full net.
     """
 
-    def __init__(self, job: Job, bench: Bench[Any], folder: Path) -> None:
+    def __init__(self, job: Job, bench: Bench[Any], folder: Path, tell: Tell | None = None) -> None:
         self.job, self.bench, self.folder = job, bench, folder
+        self._tell = tell or (lambda *_: None)
         self.setting = bench.setting
         self.full = measured(self.net("full"), bench.example())[0]
 
@@ -119,7 +137,7 @@ class Study:
                 phases=setting.phases, params=self.most, metric=("share", self._enough)
             ),
             finish=partial(bench.train, phases=setting.finish) if setting.finish else None,
-            run_dir=self.folder, resume=True, seed=job.seed,
+            run_dir=self.folder, resume=True, seed=job.seed, watch=[_Teller(self._tell)],
         )  # fmt: skip
         epochs, points = 0, []
         for record in result.history.phases:
@@ -270,6 +288,7 @@ class Study:
         with eval_mode(net):
             found = self.bench.metrics(net)
         loss = phase.curve[-1][1]
+        self._tell(number, cost.params, found)
         return _point(cost, widths, found, loss, before + phase.iterations, {"train": seconds})
 
 
