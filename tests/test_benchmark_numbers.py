@@ -10,9 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
+
+import splitgrow as sg
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+import batch_norm
 import cifar10_levers
 import front_end
 import samples
@@ -60,6 +65,39 @@ def test_what_does_not_fit_ends_its_sweep(monkeypatch: pytest.MonkeyPatch) -> No
     found = [row for _, row in scale.run(cases, torch.device("cpu"))]
     assert [row["width"] for row in found] == [16, 32, 64]
     assert found[-1]["failed"] == "CUDA out of memory."
+
+
+def test_what_batch_norm_leaves_of_a_split() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Softplus(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(4, 10),
+    )  # fmt: skip
+    scored, others = (
+        [(torch.randn(16, 3, 8, 8), torch.randint(10, (16,))) for _ in range(2)] for _ in range(2)
+    )
+
+    def loss_fn(model: Any, batch: Any) -> torch.Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    net.train()(scored[0][0])  # statistics of its own
+    units = sg.find_units(net, scored[0][0])
+    plan = sg.select(sg.score(net, loss_fn, scored, units=units), count=2)
+    parts = {"scored": scored, "others": others}
+    before = batch_norm.losses(net, parts)
+    assert before["running, scored"] != before["batch, scored"]
+    found = batch_norm.measured(net, plan, 0.01, parts, before)
+    assert found.keys() == {"predicted", *before}
+    assert found["predicted"] == pytest.approx(found["running, scored"], rel=0.3)
+    assert batch_norm.losses(net, parts) == before  # the net is as it was
+    net[1].reset_running_stats()
+    again = batch_norm.losses(net, parts)
+    assert again["running, scored"] != before["running, scored"]
+    assert again["batch, others"] == before["batch, others"]
+    turned = batch_norm.turned(plan)
+    assert turned.chosen == plan.chosen
+    assert all(float(e.direction.norm()) == pytest.approx(1) for e in turned)
+    assert not torch.equal(turned[0].direction, plan[0].direction)
 
 
 def test_levers_are_compared_at_equal_sizes() -> None:

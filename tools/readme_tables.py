@@ -30,6 +30,7 @@ FILES = {
     "ends": CIFAR10 / "sizes" / "claims.json",
     "trials": CIFAR10 / "trials",
     "levers": CIFAR10 / "levers.json",
+    "norms": RESULTS / "batch-norm.json",
 }
 SHARES = {  # of the full net
     "params": (0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3),
@@ -197,6 +198,18 @@ def levers(found: Any) -> str:
 def _end(points: list[dict[str, float]]) -> str:
     validation, params = (np.mean([p[key] for p in points]) for key in ("validation", "params"))
     return f"{100 * validation:.1f} ({params / 1e3:.0f}K)"
+
+
+def norms(found: Any) -> str:
+    """Foretold and measured changes of the loss, a line for each direction and step."""
+    losses = list(found["loss"])
+    heads = ["along", "step", "predicted", *losses]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for row in found["rows"]:
+        cells = [f"{row[name]:+.4f}" for name in ("predicted", *losses)]
+        lines.append(f"| {row['direction']} | {row['step']:g} | {' | '.join(cells)} |")
+    before = ", ".join(f"{value:.3f} ({name})" for name, value in found["loss"].items())
+    return "\n".join([*lines, "", f"Losses before: {before}."])
 
 
 def with_tables(text: str) -> str:
