@@ -72,9 +72,10 @@ def test_what_batch_norm_leaves_of_a_split() -> None:
     net = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Softplus(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
         nn.Linear(4, 10),
-    )  # fmt: skip
+    ).double()  # fmt: skip
     scored, others = (
-        [(torch.randn(16, 3, 8, 8), torch.randint(10, (16,))) for _ in range(2)] for _ in range(2)
+        [(torch.randn(16, 3, 8, 8).double(), torch.randint(10, (16,))) for _ in range(2)]
+        for _ in range(2)
     )
 
     def loss_fn(model: Any, batch: Any) -> torch.Tensor:
