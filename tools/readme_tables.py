@@ -206,7 +206,7 @@ def norms(found: Any) -> str:
     heads = ["along", "step", "predicted", *losses]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in found["rows"]:
-        cells = [f"{row[name]:+.4f}" for name in ("predicted", *losses)]
+        cells = [f"{row[name]:+.4f}" if name in row else "" for name in ("predicted", *losses)]
         lines.append(f"| {row['direction']} | {row['step']:g} | {' | '.join(cells)} |")
     before = ", ".join(f"{value:.3f} ({name})" for name, value in found["loss"].items())
     return "\n".join([*lines, "", f"Losses before: {before}."])
