@@ -85,12 +85,13 @@ class Parting:
         columns = {n: _Columns(self._columns(slots)) for n, slots in self._read_by.items() if slots}
         e = {n: each.by_chance() for n, each in columns.items()}
         for _ in range(ROUNDS):
-            d = {n: _down(rows, near[n], near[n]) for n, rows in self._slopes(e).items()}
+            slopes = self._slopes(e)  # where both are read alike, they are rounding
+            d = {n: _down(rows, near[n], near[n]) * _are_apart(e.get(n), rows)
+                 for n, rows in slopes.items()}  # fmt: skip
             e = {n: columns[n].down(rows, e[n]) for n, rows in self._gains(d).items()}
         for name, shift in self._read_apart(e).items():
             self._wide[name].data += shift
-        found = self._slopes({})  # where both are read alike, any slope is rounding
-        return {n: rows * _are_apart(e.get(n), rows) for n, rows in found.items()}
+        return {n: rows * _are_apart(e.get(n), rows) for n, rows in self._slopes({}).items()}
 
     # ---- products with M --------------------------------------------------------------------
 
@@ -189,9 +190,9 @@ class _Columns:
         self.w = torch.where(self.scale > 0, columns / self.scale, 0.0)
 
     def by_chance(self) -> Tensor:
-        """Each number goes to one of the two: the same one on all ranks."""
-        coins = torch.randint(2, self.w.shape, generator=torch.Generator().manual_seed(0))
-        across = self._across(self.w * (2 * coins - 1).to(self.w))
+        """Any e across w, the same one on all ranks."""
+        drawn = torch.randn(self.w.shape, generator=torch.Generator().manual_seed(0))
+        across = self._across(drawn.to(self.w))
         return self.scale * _down(across, SHARE * self.w, across)
 
     def down(self, gains: Tensor, level: Tensor) -> Tensor:
