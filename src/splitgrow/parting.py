@@ -192,15 +192,17 @@ class _Columns:
     def by_chance(self) -> Tensor:
         """Any e across w, the same one on all ranks."""
         drawn = torch.randn(self.w.shape, generator=torch.Generator().manual_seed(0))
-        across = self._across(drawn.to(self.w))
-        return self.scale * _down(across, SHARE * self.w, across)
+        return self._against(drawn.to(self.w))
 
     def down(self, gains: Tensor, level: Tensor) -> Tensor:
-        """e where the loss falls fastest, (width, numbers); where it does not, ``level``."""
-        across = self._across(gains * self.scale)
-        return self.scale * _down(across, SHARE * self.w, torch.zeros_like(self.w)) + torch.where(
-            (gains == 0).all(dim=1, keepdim=True), level, 0.0
-        )
+        """e where the loss falls fastest, (width, numbers); ``level`` where it does not change."""
+        flat = (gains == 0).all(dim=1, keepdim=True)
+        return torch.where(flat, level, self._against(gains * self.scale))
+
+    def _against(self, rows: Tensor) -> Tensor:
+        """e against the part of each row that is across w; 0 where there is none."""
+        across = self._across(rows)
+        return self.scale * _down(across, SHARE * self.w, across)
 
     def _across(self, rows: Tensor) -> Tensor:
         """Without their part along w; 0 where rounding alone is left."""
